@@ -32,7 +32,7 @@ def by(signer: Party, *between: Party, root: Party = ROOT, **changes: object) ->
 
 
 def chain(middle: Party, **changes: object) -> tuple[bytes, bytes]:
-    return by(authority(middle, **changes), middle)
+    return by(authority(middle), middle, **changes)
 
 
 def deep(length: int | None) -> tuple[bytes, bytes]:
@@ -44,6 +44,7 @@ def deep(length: int | None) -> tuple[bytes, bytes]:
 HONEST: dict[str, Case] = {
     "issued by the root": lambda: by(TSA),
     "granted with modifications": lambda: by(TSA, status=1),
+    "certificates in another order than that of DER": lambda: chain(ca("Middle", ROOT), reverse=True),
     "an intermediate": lambda: chain(ca("Middle", ROOT)),
     "two intermediates within the path length": lambda: deep(1),
     "certificates that expired since": lambda: by(

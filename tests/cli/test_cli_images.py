@@ -49,9 +49,7 @@ def shell(
 ) -> Shell:
     """A store "s" bound to the network, and a folder of 3 ants and 4 bees, one of them deeper."""
     monkeypatch.chdir(tmp_path)
-    for i, name in enumerate(
-        ["ants/1.png", "ants/2.JPG", "ants/3.bmp", "bees/1.png", "bees/2.png", "bees/3.png", "bees/far/4.png"]
-    ):
+    for i, name in enumerate(IDS):
         photo(tmp_path / "photos" / name, i)
     (tmp_path / "photos" / "bees" / "notes.txt").write_text("no image")
     (tmp_path / "photos" / ".hidden").mkdir()
@@ -137,40 +135,36 @@ def test_features_from_a_file_need_the_fingerprint(shell: Shell) -> None:
 
 
 def test_bad_folders(shell: Shell) -> None:
-    before = shell.json("stats", "s")
-    assert "not a folder" in shell("add", "s", "--images", "nowhere", code=1)
     (shell.folder / "empty").mkdir()
-    assert "no images" in shell("add", "s", "--images", "empty", code=1)
     photo(shell.folder / "loose" / "a.png", 0)
-    assert "in no sub-folder" in shell("add", "s", "--images", "loose", code=1)
     for name in "abcd":
         photo(shell.folder / "many" / name / "1.png", 0)
-    assert "would make 4 classes" in shell("add", "s", "--images", "many", code=1)
     (shell.folder / "broken" / "ants").mkdir(parents=True)
     (shell.folder / "broken" / "ants" / "1.png").write_bytes((shell.folder / "photos/ants/1.png").read_bytes()[:60])
-    assert "1.png is no image" in shell("add", "s", "--images", "broken", code=1)
+    for name, fact in {
+        "nowhere": "nowhere",
+        "empty": "no images",
+        "loose": "a.png",
+        "many": "4 classes",
+        "broken": "1.png",
+    }.items():
+        assert fact in shell("add", "s", "--images", name, code=1)
     (shell.folder / "who.txt").write_text("a\n")
-    assert "1 values of subject for 7 samples of photos" in shell(
-        *ADD, "--subjects", "who.txt", "--by-position", code=1
-    )
-    after = shell.json("stats", "s")
-    assert (after["digest"], after["samples"]) == (before["digest"], 0)
+    assert "1 values of subject for 7" in shell(*ADD, "--subjects", "who.txt", "--by-position", code=1)
+    assert shell.json("stats", "s")["samples"] == 0
 
 
 def test_bad_networks(shell: Shell, weights: dict[str, Path]) -> None:
     (shell.folder / "noise.pt").write_bytes(b"noise")
     torch.save([1, 2], "list.pt")
-    init = ["init", "t", "--classes", 2]
-    assert "no classifier 'resnet0'" in shell(*init, "--backbone", "resnet0", code=1)
-    assert "lacks features.3" in shell(*init, "--backbone", NAME, "--weights", weights["half"], code=1)
-    assert "does not fit" in shell(*init, "--backbone", "squeezenet1_0", "--weights", weights["whole"], code=1)
-    assert "does not fit" in shell(*init, "--backbone", "mobilenet_v2", "--weights", weights["whole"], code=1)
-    assert "not a state_dict" in shell(*init, "--backbone", NAME, "--weights", "list.pt", code=1)
-    assert "noise.pt" in shell(*init, "--backbone", NAME, "--weights", "noise.pt", code=1)
-    assert "missing.pt" in shell(*init, "--backbone", NAME, "--weights", "missing.pt", code=1)
-    assert "gives 512 features" in shell(
-        *init, "--backbone", NAME, "--weights", weights["whole"], "--in-features", 9, code=1
-    )
+    for name, given, fact in [
+        ("resnet0", weights["whole"], "'resnet0'"), (NAME, weights["half"], "lacks features.3"),
+        ("squeezenet1_0", weights["whole"], "does not fit"), ("mobilenet_v2", weights["whole"], "does not fit"),
+        (NAME, "list.pt", "list.pt"), (NAME, "noise.pt", "noise.pt"), (NAME, "missing.pt", "missing.pt"),
+    ]:  # fmt: skip
+        assert fact in shell("init", "t", "--classes", 2, "--backbone", name, "--weights", given, code=1)
+    network = ["--backbone", NAME, "--weights", weights["whole"]]
+    assert "512 features" in shell("init", "t", "--classes", 2, *network, "--in-features", 9, code=1)
     assert not (shell.folder / "t").exists()
     shell("init", "plain", "--in-features", 3, "--classes", 2)
     assert "no backbone" in shell("add", "plain", "--images", "photos", code=1)
@@ -191,25 +185,12 @@ def test_ants_and_bees(
         link = photos / path.relative_to(data_path / "hymenoptera")
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path)
-    shell(
-        "init",
-        "s",
-        "--classes",
-        "ants,bees",
-        "--rho",
-        10,
-        "--backbone",
-        "mobilenet_v2",
-        "--weights",
-        state,
-        "--grid",
-        64,
-    )
+    network = ["--backbone", "mobilenet_v2", "--weights", state]
+    shell("init", "s", "--classes", "ants,bees", "--rho", 10, *network, "--grid", 64)
     paths = sorted((photos / "train").rglob("*.jpg"))
     (tmp_path / "who.txt").write_text("".join(f"photographer-{i % 9:02d}\n" for i in range(len(paths))))
-    assert shell.json("add", "s", "--images", photos / "train", "--subjects", "who.txt", "--by-position")[
-        "added"
-    ] == len(paths)
+    added = shell.json("add", "s", "--images", photos / "train", "--subjects", "who.txt", "--by-position")["added"]
+    assert added == len(paths)
 
     network = Backbone("mobilenet_v2", str(state), 2)
     val = ImageFolder(photos / "val").use(network, ["ants", "bees"].index)

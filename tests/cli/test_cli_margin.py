@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,6 @@ import torch
 from tests.support.cli_tools import ADD, GRID, J, K, N, Shell, write
 from torchlssvm import MarginHead
 from torchlssvm.store import SampleStore
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys, tmp_path)
 
 
 def test_a_store_with_a_margin_head(shell: Shell) -> None:
@@ -67,12 +59,6 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     assert shell.json(*verify)["outcomes"]["rho"] == "kept"
     page = shell("certificate", "show", "c.json", "--store", "s")
     assert "Settings chosen before the erasure and kept: rho." in page
-
-
-def test_kfold_is_for_margin_heads(shell: Shell) -> None:
-    write(shell.folder)
-    shell("init", "s", "--in-features", J, "--classes", K)
-    assert "LSSVMHead takes a number or gcv" in shell("set", "s", "--rho", "kfold", code=2)
 
 
 def test_a_choice_that_another_process_overtook_is_not_acknowledged(

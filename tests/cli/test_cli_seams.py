@@ -16,31 +16,20 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli_tools import J, K, N, Shell, head_of, write
+from tests.support.cli_tools import ADD, J, K, N, Shell, head_of, write
+from tests.support.faults import Failing, replaced
 from torchlssvm import cli
+from torchlssvm.cli import store
 from torchlssvm.cli.arguments import UsageError
+from torchlssvm.cli.console import progress
+from torchlssvm.cli.store_access import Settings
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.seen_samples import SeenSamples
+from torchlssvm.errors import GridError, RemovalError, StoreBusyError, StoreError, VerificationError
 from torchlssvm.events import Remove
 from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[2]
-COLUMNS = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
-
-
-@pytest.fixture
-def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path)
-    out = Shell(capsys, tmp_path)
-    out("init", "s", "--in-features", J, "--classes", K, "--grid", "16")
-    return out
-
-
-@pytest.fixture
-def filled(shell: Shell) -> Shell:
-    shell("add", "s", "--features", "x.npy", *COLUMNS)
-    return shell
 
 
 # -- an option given twice ---------------------------------------------------------------------------------------------
@@ -62,29 +51,18 @@ def test_two_subjects_are_both_erased(filled: Shell) -> None:
     assert filled.json("stats", "s")["samples"] == sum(keep)  # all or nothing
 
 
-def test_the_same_subject_twice_is_one(filled: Shell) -> None:
-    assert filled.json("remove", "s", "--subject", "person-01", "--subject", "person-01")["samples"] == 5
-
-
-def test_two_subjects_are_both_relabelled(filled: Shell) -> None:
+def test_labels_and_subjects_add_up(filled: Shell) -> None:
     x, y, subjects = write(filled.folder)
     y[[s in ("person-01", "person-02") for s in subjects]] = 2
     said = filled.json("relabel", "s", "--subject", "person-01", "--subject", "person-02", "--label", 2)
     assert said["digest"] == head_of(x, y).digest()
-
-
-def test_an_event_id_names_one_event(filled: Shell) -> None:
-    filled("remove", "s", "--subject", "person-01", "--subject", "person-02", "--event", "e", code=2)
-    assert filled.json("stats", "s")["samples"] == N
-
-
-def test_labels_add_up(filled: Shell) -> None:
-    x, y, _ = write(filled.folder)
     y[[3, 4]] = 2, 1
-    assert (
-        filled.json("relabel", "s", "--id", "s3", "--label", 2, "--id", "s4", "--label", 1)["digest"]
-        == head_of(x, y).digest()
-    )
+    said = filled.json("relabel", "s", "--id", "s3", "--label", 2, "--id", "s4", "--label", 1)
+    assert said["digest"] == head_of(x, y).digest()
+    filled(
+        "remove", "s", "--subject", "person-01", "--subject", "person-02", "--event", "e", code=2
+    )  # one id, two events
+    assert filled.json("remove", "s", "--subject", "person-01", "--subject", "person-01")["samples"] == 5
 
 
 def leaf_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -130,38 +108,78 @@ def test_one_meaning_for_each_flag() -> None:
     assert kinds["--features"] == {Path}
 
 
+# -- help and exit codes -----------------------------------------------------------------------------------------------
+
+
+def test_every_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^  {name.split()[0]} ", text, re.M) for name in leaf_parsers())
+    assert "exit codes: 0 " in text
+    for name in leaf_parsers():
+        with pytest.raises(SystemExit) as leaving:
+            cli.main([*name.split(), "--help"])
+        assert leaving.value.code == 0
+        assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(VerificationError("x"), 3), (StoreBusyError("x"), 4), (StoreError("x"), 1), (RemovalError("x"), 1), (GridError("x"), 1),
+     (ValueError("one\n  two"), 1), (FileNotFoundError(2, "No such file", "x"), 1), (KeyboardInterrupt(), 130)],
+)  # fmt: skip
+def test_exit_codes(error: BaseException, code: int, shell: Shell) -> None:
+    with replaced(store, "open_store", Failing(error)):
+        shell("stats", "s", code=code)
+    assert shell.out == ""
+    with replaced(store, "open_store", Failing(error)):
+        assert shell.json("stats", "s", code=code)["error"]["exit_code"] == code
+
+
+@pytest.mark.parametrize(("package", "extra"), [("cryptography", "audit"), ("torchvision", "vision")])
+def test_a_missing_package_is_named(
+    package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    shell = Shell(capsys, tmp_path)
+    command = (
+        ["keygen", tmp_path / "k"]
+        if extra == "audit"
+        else ["init", tmp_path / "s", "--classes", 2, "--backbone", "resnet18"]
+    )
+    assert f"pip install 'torchlssvm[{extra}]'" in shell(*command, code=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_missing_module_is_a_bug() -> None:
+    missing = Failing(ModuleNotFoundError("no", name="elsewhere"))
+    with replaced(store, "open_store", missing), pytest.raises(ModuleNotFoundError):
+        cli.main(["stats", "s"])
+
+
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
-def test_owners_without_a_header_are_refused(shell: Shell) -> None:
-    _, _, subjects = write(shell.folder)
-    Path("owners.csv").write_text("".join(f"s{i},{subjects[i]}\n" for i in range(N)))
-    add = ["add", "s", "--features", "x.npy", "--labels", "y.npy", "--ids", "ids.txt", "--by-position"]
-    message = shell(*add, "--subjects", "owners.csv", code=1)
-    assert "id,subject" in message
-    assert shell.json("stats", "s")["samples"] == 0
-    Path("owners.csv").write_text("id,subject\n" + Path("owners.csv").read_text())
-    shell(*add, "--subjects", "owners.csv")
-    assert shell.json("stats", "s")["subjects"] == 12
-
-
 @pytest.mark.parametrize("text", ["id,owner\ns0,a\n", "s0,a\n", "s0;a\n", "a,b,c\n", "1,2\n" * N])
-def test_other_tables_of_owners(shell: Shell, text: str) -> None:
+def test_a_table_without_the_header_is_refused(empty: Shell, text: str) -> None:
     Path("owners.csv").write_text(text)
-    message = shell("add", "s", "--features", "x.npy", "--labels", "y.npy", "--subjects", "owners.csv", code=1)
+    message = empty("add", "s", "--features", "x.npy", "--labels", "y.npy", "--subjects", "owners.csv", code=1)
     assert "id,subject" in message
-    assert shell.json("stats", "s")["samples"] == 0
+    assert empty.json("stats", "s")["samples"] == 0
 
 
 @pytest.mark.parametrize("option", ["--labels", "--ids", "--subjects"])
-def test_a_list_says_that_it_goes_by_position(shell: Shell, option: str) -> None:
+def test_a_list_says_that_it_goes_by_position(empty: Shell, option: str) -> None:
     Path("list.txt").write_text("".join(f"{i % 3 if option == '--labels' else i}\n" for i in range(N)))
     arguments = {"--labels": "y.npy", option: "list.txt"}
     add = ["add", "s", "--features", "x.npy", *(a for pair in arguments.items() for a in pair)]
-    assert "--by-position" in shell(*add, code=1)
-    assert shell.json("stats", "s")["samples"] == 0
-    shell(*add, "--by-position")
-    assert shell.json("stats", "s")["samples"] == N
+    assert "--by-position" in empty(*add, code=1)
+    assert empty.json("stats", "s")["samples"] == 0
+    empty(*add, "--by-position")
+    assert empty.json("stats", "s")["samples"] == N
 
 
 # -- files that are there ----------------------------------------------------------------------------------------------
@@ -175,19 +193,14 @@ def test_a_report_does_not_write_over_a_file(filled: Shell) -> None:
     assert "<title>" in Path("r.html").read_text()
 
 
-@pytest.mark.parametrize("out", ["s/r.html", "s/samples.sqlite", "s/deep/r.html", "link/r.html", "other/r.html"])
-@pytest.mark.parametrize("command", ["report", "export", "remove"])
-def test_nothing_is_written_into_a_store(filled: Shell, out: str, command: str) -> None:
+@pytest.mark.parametrize("command", ["report s --force --out", "export s --force", "remove s --id s1 --certificate"])
+def test_nothing_is_written_into_a_store(filled: Shell, command: str) -> None:
     filled("init", "other", "--in-features", J, "--classes", K)
     Path("s/deep").mkdir()
     Path("link").symlink_to("s")
     before = {p: p.stat().st_size for p in Path("s").rglob("*")}
-    more: dict[str, list[str]] = {
-        "report": ["--out", out, "--force"],
-        "export": [out, "--force"],
-        "remove": ["--id", "s1", "--certificate", out],
-    }
-    assert filled.run(command, "s", *more[command])[0] == 1
+    for out in ("s/r.html", "s/samples.sqlite", "s/deep/r.html", "link/r.html", "other/r.html"):
+        filled(*command.split(), out, code=1)
     assert {p: p.stat().st_size for p in Path("s").rglob("*")} == before
     assert filled.json("stats", "s")["samples"] == N
 
@@ -198,15 +211,14 @@ def test_nothing_is_written_into_a_store(filled: Shell, out: str, command: str) 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--json"], ["nothing", "--json"], ["stats", "--json"], ["stats", "s", "--json", "--unknown"], ["add", "s", "--json"],
-        ["init", "s", "--classes", "2", "--json"], ["remove", "s", "--json", "--subject", "a", "--id", "b"],
-        ["stats", "s", "--timeout", "never", "--json"], ["stats", "s", "--js", "--timeout", "1", "--timeout", "2"],
-        ["remove", "s", "--json", "--id", "a", "--key", "k"], ["verify", "--json"], ["--json", "stats", "s"],
+        "--json", "nothing --json", "stats --json", "stats s --json --unknown", "add s --json", "init s --classes 2 --json",
+        "remove s --json --subject a --id b", "stats s --timeout never --json", "stats s --js --timeout 1 --timeout 2",
+        "remove s --json --id a --key k", "verify --json", "--json stats s", "demo --json --seed -1", "demo --json --seed x",
     ],
 )  # fmt: skip
-def test_a_usage_error_is_json_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_is_json_too(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
-        cli.main(arguments)
+        cli.main(arguments.split())
     out, err = capsys.readouterr()
     assert leaving.value.code == 2
     said = json.loads(out)["error"]
@@ -222,6 +234,14 @@ def start(folder: Path, *arguments: Any, **options: Any) -> subprocess.Popen[str
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, "cwd": folder}
     return subprocess.Popen([sys.executable, "-m", "torchlssvm", *map(str, arguments)], **{**pipes, **options})
+
+
+INTERRUPTED = "torchlssvm: error: interrupted; what was done before is kept\n"
+
+
+def listen() -> None:
+    """Take Ctrl-C: what runs in the background of a shell is started with it ignored, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -265,8 +285,23 @@ def test_help_to_a_reader_that_has_left(tmp_path: Path) -> None:
         assert process.communicate(timeout=120)[1] == ""
 
 
-@pytest.mark.parametrize("entry", ["module", "script"])
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
+def test_ctrl_c_while_adding(empty: Shell) -> None:
+    x, _, _ = write(empty.folder)
+    lines = "".join(",".join(map(str, [*row, i % 3])) + "\n" for i, row in enumerate(x.tolist() * 500))
+    Path("long.csv").write_text(lines)
+    command = ("add", "s", "--features", "long.csv", "--labels", "-1", "--batch-size", "2")
+    with start(empty.folder, *command, preexec_fn=listen) as process:
+        deadline = time.monotonic() + 60
+        with SampleStore("s", readonly=True) as reader:
+            while len(reader) < 10 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=60), process.returncode) == (("", INTERRUPTED), 130)
+    assert 10 <= empty.json("stats", "s")["samples"] < 30_000
+    assert len(empty.json("history", "s")["events"]) == empty.json("stats", "s")["samples"] / 2
+
+
+@pytest.mark.parametrize(("entry", "delay"), [("module", 0.0), ("module", 0.4), ("script", 0.1)])
 def test_ctrl_c_while_importing(tmp_path: Path, entry: str, delay: float) -> None:
     """The signal comes while torch is being imported: a module of that name tells when, and takes its time."""
     (tmp_path / "s").mkdir()
@@ -280,9 +315,6 @@ def test_ctrl_c_while_importing(tmp_path: Path, entry: str, delay: float) -> Non
     environment = {"PYTHONPATH": f"{slow.parent}:{ROOT}", "PATH": os.environ["PATH"]}
     command = [sys.executable, *(["-m", "torchlssvm"] if entry == "module" else [str(script)]), "stats", "s"]
 
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen
     ) as process:  # fmt: skip
@@ -291,16 +323,11 @@ def test_ctrl_c_while_importing(tmp_path: Path, entry: str, delay: float) -> Non
             time.sleep(0.01)
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "torchlssvm: error: interrupted; what was done before is kept\n")
+        assert (process.communicate(timeout=60), process.returncode) == (("", INTERRUPTED), 130)
 
 
 def test_a_program_that_imports_the_library_keeps_its_handler() -> None:
     code = "import signal, torchlssvm; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120, preexec_fn=listen)
 
 
@@ -328,7 +355,7 @@ def on_terminal(folder: Path, *arguments: Any) -> str:
 
 
 LONG = {
-    "add": (["add", "s", "--features", "x.npy", *COLUMNS], "adding"),
+    "add": (ADD, "adding"),
     "verify": (["verify", "c.json", "--store", "s", "--allow-unsigned"], "verifying"),
     "compact": (["compact", "s"], "compacting"),
     "export": (["export", "s", "h.pt"], "writing"),
@@ -346,3 +373,29 @@ def test_long_commands_show_a_bar_on_a_terminal(filled: Shell, name: str) -> Non
     for used in ("h.pt", "torchlssvm_report.html"):
         Path(used).unlink(missing_ok=True)
     assert on_terminal(filled.folder, *arguments, "--json") == ""
+
+
+def test_without_tqdm_there_is_no_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torchlssvm.cli.console.find_spec", lambda _: None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress(argparse.Namespace(json=False), "adding", 1000) as advance:
+        advance(500)
+    assert capsys.readouterr().err == ""
+
+
+# -- names of classes --------------------------------------------------------------------------------------------------
+
+
+def test_names_and_labels() -> None:
+    kept = Settings()
+    kept.learn_names(["0", "2"], 3)
+    assert kept.classes == []  # numbers stand for themselves
+    kept.learn_names(["bees", "ants"], 3)
+    kept.learn_names(["ants", "wasps"], 3)
+    assert kept.classes == ["bees", "ants", "wasps"]
+    assert [kept.label(t, 3) for t in ("ants", "2", " 1 ", "1.0")] == [1, 2, 1, 1]
+    with pytest.raises(ValueError, match="would make 4 classes"):
+        kept.learn_names(["flies"], 3)
+    with pytest.raises(ValueError, match="neither a class nor a number"):
+        kept.label("flies", 3)
+    assert kept.classes == ["bees", "ants", "wasps"]

@@ -36,10 +36,8 @@ def test_what_was_erased_on_request_is_not_learned_again(
     y = torch.arange(n) % K
     x = torch.randn(n, J, generator=torch.Generator().manual_seed(0))
     owners = [f"customer-{i // 4}" for i in range(n)]
-    gone, kept = (
-        list(range(erased)),
-        list(range(erased, n)),
-    )  # every second customer by name, the others by their samples
+    gone, kept = list(range(erased)), list(range(erased, n))
+    # Every second customer is named in the request, the others by their samples.
     by_subject = sorted({owners[i] for i in gone if i // 4 % 2})
     by_id = [str(i) for i in gone if owners[i] not in by_subject]
     truth = LSSVMHead(J, K, grid=FixedPoint(LIMIT)).add(x[kept], y[kept]).digest()
@@ -80,19 +78,8 @@ def test_what_was_erased_on_request_is_not_learned_again(
     Path("owners.txt").write_text("".join(f"{s}\n" for s in owners))
     with SampleStore("store", readonly=True) as store:
         source = store.fingerprint
-    add = [
-        "add",
-        "store",
-        "--features",
-        "x.npy",
-        "--labels",
-        "y.npy",
-        "--ids",
-        "ids.txt",
-        "--by-position",
-        "--fingerprint",
-        source,
-    ]
+    add = ["add", "store", "--features", "x.npy", "--labels", "y.npy", "--ids", "ids.txt", "--by-position"]
+    add += ["--fingerprint", source]
     assert "stay erased" in shell(*add, "--subjects", "owners.txt", code=1)
     assert shell.json(*add, "--subjects", "owners.txt", "--erased", "skip")["left_out"] == erased
     assert learned() == 0

@@ -13,15 +13,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, carried, expected, write
 from tests.support.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
-from torchlssvm import Certificate, FixedPoint, KernelLSSVM, LSSVMHead, TorchLSSVMError, verify
+from torchlssvm import Certificate, LSSVMHead, TorchLSSVMError, verify
 from torchlssvm.audit import ErasureReceipt
 from torchlssvm.events import Add, Remove
-from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
 from torchlssvm.lightning.label_audit import rank_suspects
 from torchlssvm.store import SampleStore
@@ -103,19 +101,6 @@ def test_a_run_may_be_stopped_by_a_bad_event(tmp_path: Path) -> None:
         quiet(tmp_path, callbacks=[DataCorrection([Remove(ids=["z"])], on_error="raise")]).fit(module(), loader())
 
 
-def test_sanity_checking_takes_no_events(tmp_path: Path) -> None:
-    correction = DataCorrection([carried(Remove, 0)], every=9)
-    looked: list[int] = []
-
-    class Look(Callback):
-        def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-            looked.append(len(correction.reports) + correction.source.cursor)
-
-    quiet(tmp_path, num_sanity_val_steps=1, callbacks=[correction, Look()]).fit(module(), loader(), VAL)
-    assert looked == [0]
-    assert sum(r.applied for r in correction.reports) == 1
-
-
 def test_removals_through_a_store_are_certified(tmp_path: Path) -> None:
     m = module(store=str(tmp_path / "store"))
     correction = DataCorrection([Remove(ids=["1", "2"])], every=9, certificates=tmp_path / "certificates")
@@ -163,24 +148,6 @@ def test_the_head_follows_a_store_that_others_change(tmp_path: Path) -> None:
         keep = torch.tensor([i not in (5, 6) for i in range(67)])
         assert m.head.digest() == truth(X[keep], Y[keep]).digest()
         assert [r.samples for r in correction.reports] == [2]
-
-
-@pytest.mark.parametrize("head", [None, KernelLSSVM(RBF(gamma=0.1), num_classes=K)])
-def test_fit_head_fits_what_the_network_is_by_then(tmp_path: Path, head: Any) -> None:
-    net, fit = Network(head), FitHead(when="train_end")
-    quiet(tmp_path, max_epochs=2, callbacks=[fit, FitHead(when="validation")]).fit(net, VAL, VAL)
-    net.eval()
-    with torch.no_grad():
-        phi = net.backbone(X)
-    if head is None:
-        assert net.head.digest() == LSSVMHead(8, K, grid=FixedPoint(64.0)).add(phi, Y).digest()
-    else:
-        alone = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
-        alone.add(phi, Y)
-        torch.testing.assert_close(net.head(phi), alone(phi), atol=1e-6, rtol=1e-6)
-    assert fit.state_dict() == {"fits": 1}
-    with pytest.raises(ValueError, match="when must be one of"):
-        FitHead(when="sometimes")
 
 
 def test_fit_head_puts_every_mode_back(tmp_path: Path) -> None:
@@ -238,57 +205,6 @@ def test_a_probe_moves_to_a_larger_grid(tmp_path: Path) -> None:
     assert probe.window.machine.n == 67
 
 
-def test_drift_is_logged_and_mended(tmp_path: Path) -> None:
-    ear, monitor = Recorder(), DriftMonitor(every=2, threshold=0.0)
-    m = module()
-    events = [carried(Remove, i) for i in range(8)]
-    quiet(tmp_path, logger=ear.logger, callbacks=[DataCorrection(events, limit=1), monitor]).fit(m, loader())
-    drifts = [s["drift"] for s in ear.logger.said if "drift" in s]
-    assert len(drifts) == 5
-    assert max(drifts) < 1e-9
-    assert torch.equal(m.head.w, truth(X[8:], Y[8:]).w) or monitor.last <= 0.0
-    other = DriftMonitor()
-    other.load_state_dict(monitor.state_dict())
-    assert other.refreshes == monitor.refreshes
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_an_audit_finds_wrong_labels_and_its_file_mends_them(tmp_path: Path, stored: bool) -> None:
-    wrong = Y.clone()
-    bad = [4, 21, 50]
-    wrong[bad] = (wrong[bad] + 1) % K
-    far = X.clone()
-    far[:, :K] += 6 * nn.functional.one_hot(Y, K)  # easy classes: the audit should be right
-    from torchlssvm.lightning import Indexed, ResumableLoader
-
-    data = Indexed(TensorDataset(far, wrong))
-    file = tmp_path / "suspects.jsonl"
-    audit = LabelAudit(file, fraction=0.1)
-    m = module(**({"store": str(tmp_path / "store")} if stored else {}))
-    ear = Recorder()
-    run = quiet(tmp_path, logger=ear.logger, callbacks=[audit], num_sanity_val_steps=1)
-    run.fit(m, ResumableLoader(data, 8), VAL)
-    assert sorted(int(s.id) for s in audit.suspects) == bad
-    assert all(s.suggested == int(Y[int(s.id)]) for s in audit.suspects)
-    scores = truth(far, wrong)
-    for s in audit.suspects:  # the margin is that of a head that never saw the sample
-        i = int(s.id)
-        alone = truth(far, wrong, rho=m.head.rho).remove(far[i : i + 1], wrong[i : i + 1])(far[i : i + 1])[0]
-        rest = torch.cat([alone[: s.label], alone[s.label + 1 :]])
-        assert s.margin == pytest.approx(float(alone[s.label] - rest.max()), abs=1e-4)  # the grid aside
-    assert len(rank_suspects(scores, [str(i) for i in range(67)], far, wrong)) == 67
-    text = file.read_text().splitlines()
-    assert text[0].startswith("# 3 suspicious")
-    edited = [t for t in text if json.dumps("21") not in t]  # a person takes one out
-    file.write_text("\n".join(edited) + "\n")
-    run = quiet(tmp_path, max_epochs=2, callbacks=[DataCorrection(file, every=1)])
-    again = m if stored else module()
-    run.fit(again, ResumableLoader(data, 67))
-    y = Y.clone()
-    y[21] = wrong[21]
-    assert again.head.digest() == truth(far, y).digest()
-
-
 def test_an_audit_comes_after_the_choice_of_rho(tmp_path: Path) -> None:
     m, audit = module(), LabelAudit(tmp_path / "a.jsonl", fraction=1.0)
     quiet(tmp_path, callbacks=[audit]).fit(m, loader())
@@ -306,6 +222,8 @@ def test_a_callback_says_what_it_cannot_find(tmp_path: Path) -> None:
         quiet(tmp_path, callbacks=[FitHead(head="fc", when="fit_start")]).fit(Network(), VAL)
     with pytest.raises(ValueError, match="needs the samples"):
         quiet(tmp_path, callbacks=[LabelAudit(tmp_path / "a")]).fit(Network(), VAL)
+    with pytest.raises(ValueError, match="when must be one of"):
+        FitHead(when="sometimes")
     for bad in (0, True, 1.5):
         with pytest.raises(ValueError, match="every must be"):
             DataCorrection([], every=bad)

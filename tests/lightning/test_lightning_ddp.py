@@ -108,6 +108,6 @@ def test_kernel_machines_learn_alike_on_all_ranks(runs: Any, world: int) -> None
 def test_fit_head_and_probe_see_each_sample_once(runs: Any, world: int) -> None:
     for found in runs[world][1]:
         assert found["fit"][0] == 67
-        assert found["fit"][1] == found["fit_alone"]
+        assert found["fit"][1] == pytest.approx(found["fit_alone"], abs=1e-4)  # features depend on the size of a batch
         assert found["probe"][1] == 67
         assert found["probe"] == runs[world][1][0]["probe"]

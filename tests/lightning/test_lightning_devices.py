@@ -49,7 +49,7 @@ def by_hand(m: LSSVMModule, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     m.on_train_epoch_end()
     m.on_validation_epoch_start()
     m.validation_step((x, y), 0)
-    out |= m.accuracy["val"].metric_state
+    out |= m.metrics["val"][0]["accuracy"].metric_state
     out["scores"] = m.predict_step((x, y), 0)
     out["forward"] = m(x)
     return out

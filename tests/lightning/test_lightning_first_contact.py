@@ -114,7 +114,21 @@ def test_recalls_and_loss(tmp_path, recall, logged):
     assert float(found["val_loss"]) == pytest.approx(float((m.head(x) - target).square().mean()), rel=1e-5)
     assert ("val_recall_0" in found) is logged
     many = LSSVMModule("identity", 51, in_features=J, recall=recall)
-    assert ("val" in many.recall) is bool(recall)
+    assert ("recall" in many.metrics["val"][0]) is bool(recall)
+
+
+def test_each_loader_has_its_own_metrics(tmp_path):
+    x, y = samples()
+    m, trainer = module(), quiet(tmp_path)
+    wrong = (y + 1) % K
+    given = [DataLoader(TensorDataset(x, labels), batch_size=16) for labels in (y, wrong)]
+    trainer.fit(m, loader(), given)
+    for stage, found in (("val", [trainer.callback_metrics]), ("test", trainer.test(m, given, verbose=False))):
+        logged = {name: float(value) for part in found for name, value in part.items()}
+        for index, labels in enumerate((y, wrong)):
+            right = float((m.head.predict(x) == labels).float().mean())
+            assert logged[f"{stage}_accuracy/dataloader_idx_{index}"] == pytest.approx(right, abs=1e-6)
+    assert trainer.test(m, given[0], verbose=False)[0].keys() >= {"test_accuracy", "test_recall_0"}
 
 
 def test_testing_an_empty_head_fails_with_a_reason(tmp_path):

@@ -26,10 +26,8 @@ from tests.support.lightning_tools import (
     samples,
     truth,
 )
-from torchlssvm import KernelLSSVM
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
-from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, Indexed, LSSVMModule, ResumableLoader
 from torchlssvm.store import SampleStore
 
@@ -112,13 +110,8 @@ def test_a_cast_of_the_whole_module_leaves_the_head_alone(tmp_path: Path, precis
     assert m.head.digest() == m.head.from_config(m.head.config()).add(phi, y).digest()
 
 
-def test_kernel_machines_and_feature_maps(tmp_path: Path) -> None:
+def test_a_feature_map_stands_between_network_and_head(tmp_path: Path) -> None:
     x, y = samples(30)
-    kernel = LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
-    quiet(tmp_path, max_epochs=2).fit(kernel, loader(30))
-    alone = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
-    alone.add(x, y)
-    torch.testing.assert_close(kernel.head(x), alone(x))
     lifted = LSSVMModule("identity", K, in_features=J, feature_map=RandomReLU(J, 50), grid=64.0)
     quiet(tmp_path).fit(lifted, loader(30))
     other = lifted.head.from_config(lifted.head.config()).add(RandomReLU(J, 50)(x), y)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("jsonargparse")
 
-from tests.support.lightning_events import Kill, Writer, write
+from tests.support.lightning_events import Writer, write
 from tests.support.lightning_tools import K, indexed, loader, module, quiet, samples, truth
 from torchlssvm import Certificate, KernelLSSVM, LSSVMHead, verify
 from torchlssvm.cli import main
@@ -415,31 +415,6 @@ LATE: list[Event] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("after_batch", [1, 6, 8])
-def test_killed_while_events_wait(tmp_path: Path, after_batch: int) -> None:
-    path = tmp_path / "events.jsonl"
-    write(path, LATE)
-
-    def fitted(*more: Any) -> Any:
-        m = module(store=str(tmp_path / "store"))
-        save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_last=True, save_top_k=0)
-        correction = DataCorrection(path, certificates=tmp_path / "certificates", dead_letters=tmp_path / "dead")
-        last = tmp_path / "last.ckpt"
-        trainer = quiet(tmp_path, callbacks=[correction, save, *more], enable_checkpointing=True)
-        trainer.fit(m, owned(), ckpt_path=str(last) if last.exists() else None)
-        return m
-
-    killed(lambda: fitted(Kill(after_batch)))
-    if after_batch < 8:
-        with SampleStore(tmp_path / "store") as store:
-            assert "a" in PendingEvents(store)
-    m = fitted()
-    assert m.head.digest() == after(*LATE).digest()
-    assert m.unanswered == 0
-    assert not (tmp_path / "dead").exists()
-    check_certified(tmp_path, {"a": 1, "c": 2, "d": 13, "e": 1}, "d")
-
-
 def check_certified(folder: Path, expected: dict[str, int], subject: str) -> None:
     found: dict[str, int] = {}
     with SampleStore(folder / "store") as store:
@@ -453,7 +428,7 @@ def check_certified(folder: Path, expected: dict[str, int], subject: str) -> Non
     assert found == expected
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 9, 11, 12, 13, 14])
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 9, 11, 12, 13])
 def test_killed_at_each_change_of_the_store(tmp_path: Path, call: int) -> None:
     """Also between an event and its certificate."""
     path = tmp_path / "events.jsonl"
@@ -482,8 +457,8 @@ def test_killed_at_each_change_of_the_store(tmp_path: Path, call: int) -> None:
     m = fitted()  # a new run over the same store: what was erased does not come back, and the watch goes on
     assert m.head.digest() == after(*LATE).digest()
     assert not (tmp_path / "dead").exists()
-    with SampleStore(tmp_path / "store") as store:
-        assert {e.event_id for e in store.history()} > set("abcde")
+    assert m.unanswered == 0
+    check_certified(tmp_path, {"a": 1, "c": 2, "d": 13, "e": 1}, "d")
 
 
 # -- any order ---------------------------------------------------------------------------------------------------------

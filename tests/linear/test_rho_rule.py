@@ -67,7 +67,7 @@ def test_it_is_chosen_at_the_first_read_and_stays_until_refresh():
     both = torch.cat([x, more * 5]), torch.cat([y, labels])
     assert head.rho == truth(head, *both) != first
     assert head.version != version
-    assert head.choose_rho().version == head.version  # nothing to do
+    assert head._refresh_rho().version == head.version  # nothing to do
     head.remove(more * 5, labels).refresh()
     never = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y).refresh()
     assert head.rho == never.rho == first
@@ -193,7 +193,7 @@ def test_an_open_rho_is_the_stores(tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("owner", "name"), [(LSSVMHead, "choose_rho"), (Database, "put"), (Database, "commit")])
+@pytest.mark.parametrize(("owner", "name"), [(LSSVMHead, "_refresh_rho"), (Database, "put"), (Database, "commit")])
 @pytest.mark.parametrize("value", [5.0, "gcv"])
 def test_an_interrupted_set_rho_leaves_what_the_store_says(tmp_path, value, owner, name, late):
     """Whatever call is interrupted, head and store have one rho, the old one or, once it is committed, the new one."""

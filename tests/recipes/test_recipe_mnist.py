@@ -44,11 +44,7 @@ def no_download(*args: Any, **kwargs: Any) -> None:
 
 @pytest.mark.parametrize("curve", [False, True])
 def test_digits_stand_in(
-    recipe: ModuleType,
-    curve: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    recipe: ModuleType, curve: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
     datasets = pytest.importorskip("torchvision.datasets")

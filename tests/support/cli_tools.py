@@ -15,18 +15,9 @@ from torchlssvm import FixedPoint, LSSVMHead, cli
 N, J, K = 60, 5, 3
 GRID = FixedPoint(16.0)
 ADD = [
-    "add",
-    "s",
-    "--features",
-    "x.npy",
-    "--labels",
-    "y.npy",
-    "--ids",
-    "ids.txt",
-    "--subjects",
-    "subjects.txt",
-    "--by-position",
-]  # the files of write(), to the store s
+    "add", "s", "--features", "x.npy", "--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position",
+]  # fmt: skip
+"""Add the files of :func:`write` to the store s."""
 
 
 class Shell:

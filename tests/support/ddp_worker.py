@@ -77,9 +77,9 @@ def main(folder: Path, rank: int, world: int) -> None:
     probe = OnlineProbe("backbone", K, window=1000)
     trainer(folder, world, callbacks=[FitHead(when="train_end"), FitHead(when="epoch_end"), probe]).fit(net, val, val)
     net.eval()
-    found["fit"] = [net.head.n, net.head.digest()]
+    found["fit"] = [net.head.n, net.head.w.flatten().tolist()]
     with torch.no_grad():
-        found["fit_alone"] = LSSVMHead(8, K, grid=FixedPoint(64.0)).add(net.backbone(x), y).digest()
+        found["fit_alone"] = LSSVMHead(8, K, grid=FixedPoint(64.0)).add(net.backbone(x), y).w.flatten().tolist()
     found["probe"] = [probe.accuracy, None if probe.probe is None else probe.probe.n]
 
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from tests.support.pretend_cuda import Cost, PretendCuda
-from torchlssvm import (
-    FixedPoint,
-    IncrementalSVM,
-    KernelLSSVM,
-    LagrangianSVM,
-    LSSVMHead,
-    MarginHead,
-)
+from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, MarginHead
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF

@@ -13,14 +13,13 @@ a view or allocates; and a synchronization where a GPU makes the host wait, as `
 scalars read, blocking copies in either direction, shapes that depend on values (boolean masks, ``nonzero``, ``unique``), and
 the error checks of linear algebra.
 
-It cannot show what happens when work is asynchronous (races between streams, host memory changed before a copy has read it) nor
-the rounding of the GPU's own libraries. Files written under it are read under it, as on a machine with the GPU.
+It cannot show what happens when work is asynchronous (there are no streams and no pinned memory) nor the rounding of the GPU's
+own libraries. Files written under it are read under it, as on a machine with the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -175,33 +174,6 @@ def as_indices(index: Any) -> Any:
     return index
 
 
-class PretendStream:
-    """A stream or an event of a device on which nothing is asynchronous: waiting for it is counted, and done at once."""
-
-    cuda_stream, device, device_index = 0, DEVICE, 0
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Take the arguments of a stream or an event."""
-
-    def synchronize(self) -> None:
-        """Count one synchronization."""
-        PretendCuda.current().synchronize()
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def elapsed_time(self, other: PretendStream) -> float:
-        """No time passes."""
-        return 0.0
-
-    def record(self, *args: Any) -> PretendStream:
-        """Itself."""
-        return self
-
-    wait = wait_event = wait_stream = record_event = record
-
-
 class FactoryCalls(TorchFunctionMode):
     """Calls that torch answers before it dispatches: tensors made from Python data, or moved there by name."""
 
@@ -213,14 +185,6 @@ class FactoryCalls(TorchFunctionMode):
                 return func(*args, **(kwargs | {"device": "cpu"})).to(device)
             if device is None and func is not torch.tensor and args and isinstance(args[0], PretendTensor):
                 return args[0].to(kwargs.get("dtype", args[0].dtype))
-        if func is torch.Tensor.pin_memory:
-            if isinstance(args[0], PretendTensor):
-                raise RuntimeError(f"cannot pin a tensor of {DEVICE}: only dense CPU tensors can be pinned")
-            pinned = args[0].clone()
-            PretendCuda.current().pinned[id(pinned)] = pinned
-            return pinned
-        if func is torch.Tensor.is_pinned:
-            return id(args[0]) in PretendCuda.current().pinned
         if func is torch.Tensor.new_tensor and isinstance(args[0], PretendTensor):
             device = kwargs.get("device") or DEVICE
             dtype = kwargs.get("dtype") or args[0].dtype
@@ -240,8 +204,6 @@ class PretendCuda(TorchDispatchMode):
         """Relative error added to float64 matrix products: a device that emulates them with too few bits."""
         self.map_location: Any = None
         """Where ``torch.load``, if it is running, was told to put tensors."""
-        self.pinned: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        """Host tensors that were pinned, by their ``id``."""
         self.patches = contextlib.ExitStack()
 
     @classmethod
@@ -255,22 +217,14 @@ class PretendCuda(TorchDispatchMode):
         torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
         stack = self.patches
         for name, answer in {
-            "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0,
-            "is_initialized": True, "set_device": None, "empty_cache": None, "get_device_name": "pretend", "manual_seed": None,
-            "manual_seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "max_memory_allocated": 0,
-            "memory_allocated": 0, "reset_peak_memory_stats": None, "mem_get_info": (1 << 34, 1 << 34),
-            "get_device_capability": (8, 0), "is_bf16_supported": True, "_exchange_device": 0, "_maybe_exchange_device": 0,
-            "memory_reserved": 0, "max_memory_reserved": 0, "memory_stats": {}, "is_current_stream_capturing": False,
+            "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True,
+            "set_device": None, "empty_cache": None, "manual_seed_all": None, "get_rng_state_all": [],
+            "set_rng_state_all": None, "mem_get_info": (1 << 34, 1 << 34), "get_device_capability": (8, 0),
+            "_exchange_device": 0, "_maybe_exchange_device": 0, "is_current_stream_capturing": False,
             "get_device_properties": SimpleNamespace(name="pretend", major=8, minor=0, total_memory=1 << 34),
-            "current_stream": PretendStream(), "default_stream": PretendStream(), "set_stream": None,
         }.items():  # fmt: skip
-            if hasattr(torch.cuda, name):
-                stack.enter_context(mock.patch.object(torch.cuda, name, lambda *a, _out=answer, **k: _out))
-        for name, replacement in {
-            "synchronize": self.synchronize, "Stream": PretendStream, "Event": PretendStream,
-            "stream": lambda stream: contextlib.nullcontext(stream),
-        }.items():  # fmt: skip
-            stack.enter_context(mock.patch.object(torch.cuda, name, replacement))
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *a, _out=answer, **k: _out))
+        stack.enter_context(mock.patch.object(torch.cuda, "synchronize", self.synchronize))
         lifting = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
         torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifting)  # type: ignore[attr-defined]
@@ -339,13 +293,15 @@ class PretendCuda(TorchDispatchMode):
         check_devices(packet, args, tensors, special)
         if special:
             check_types(packet, tensors)
-        if kwargs.get("pin_memory"):
-            raise RuntimeError("cannot pin a CUDA tensor: only dense CPU tensors can be pinned")
         cpu_args = [unwrap(a) for a in args]
         cpu_kwargs = {name: unwrap(a) for name, a in kwargs.items()}
         if target is not None:
             cpu_kwargs["device"] = torch.device("cpu")
-        stays = torch.device(target).type == "cuda" if target is not None else self.result_on_device(packet, args)
+        stays = (
+            torch.device(target).type == "cuda"
+            if target is not None
+            else not (packet is aten.copy_ and not isinstance(args[0], PretendTensor))
+        )
         if packet is aten._to_copy and stays != isinstance(args[0], PretendTensor):
             cpu_kwargs.pop("device")
         out = func(*cpu_args, **cpu_kwargs)
@@ -360,11 +316,6 @@ class PretendCuda(TorchDispatchMode):
         if func._schema.is_mutable and isinstance(out, torch.Tensor):
             return kwargs["out"] if "out" in kwargs else args[0]
         return wrap(out) if stays else out
-
-    @staticmethod
-    def result_on_device(packet: Any, args: Any) -> bool:
-        """True unless the operation writes into a CPU tensor."""
-        return not (packet is aten.copy_ and not isinstance(args[0], PretendTensor))
 
     def count(self, func: Any, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], special: bool) -> None:
         """Add one operation to the launches, and to the synchronizations if the host waits.

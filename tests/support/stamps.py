@@ -86,9 +86,9 @@ def authority(issuer: Party | None, more: Any = (), **changes: Any) -> Party:
 
 def token(
     data: bytes, signer: Party, sent: list[Party], *, named: Party | None = None, ess: Party | None = ..., twice: bool = False,
-    version: int = 1, time: datetime.datetime = NOW, digest: bytes | None = None, status: int = 0,
+    version: int = 1, time: datetime.datetime = NOW, digest: bytes | None = None, status: int = 0, reverse: bool = False,
 ) -> bytes:  # fmt: skip
-    """A response. named: by the SignerInfo; ess: by the signing-certificate attribute, None for none."""
+    """A response. named: by the SignerInfo; ess: by the signing-certificate attribute, None for none; reverse: the order of DER."""
     sha256 = der(0x30, oid("2.16.840.1.101.3.4.2.1"), der(5))
     imprint = der(0x30, sha256, der(4, hashlib.sha256(data).digest()))
     stamp = der(0x18, time.strftime("%Y%m%d%H%M%SZ").encode())
@@ -108,6 +108,6 @@ def token(
     ecdsa = der(0x30, oid("1.2.840.10045.4.3.2"))
     signed = der(0x30, number(1), sid, sha256, der(0xA0, body), ecdsa, der(4, signature))
     packed = der(0x30, content, der(0xA0, der(4, info)))
-    certificates = der(0xA0, *sorted(party.der for party in sent)) if sent else b""
+    certificates = der(0xA0, *sorted((party.der for party in sent), reverse=reverse)) if sent else b""
     whole = der(0x30, number(3), der(0x31, sha256), packed, certificates, der(0x31, signed))
     return der(0x30, der(0x30, number(status)), der(0x30, oid("1.2.840.113549.1.7.2"), der(0xA0, whole)))

@@ -1,6 +1,6 @@
 """Certificates of erasure: their fields, their signatures and their verification."""
 
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.checks import Check, FileState, Outcome, Report
 from torchlssvm.audit.keys import (
     PassphraseError,
@@ -12,7 +12,6 @@ from torchlssvm.audit.keys import (
     sign,
     trusted_keys,
 )
-from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.audit.time_stamp import TimeStamp, time_stamp_request
 from torchlssvm.audit.verification import verify

@@ -6,39 +6,58 @@ white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 
 A certificate gives no digest of the statistics in clear: with the surviving rows that would confirm a guess about a sample
 that leaves later. It gives a commitment, HMAC-SHA-256(key of the journal's position, digest); the key is in the store only,
-until the first compaction after the state has changed.
+until the first compaction after the state has changed. An :class:`Opening` hands it to a verifier without the store.
+
+The envelope (Dead Simple Signing Envelope, version 1) has signatures over type and payload:
+
+    signed bytes = "DSSEv1" SP len(type) SP type SP len(payload) SP payload        (lengths in decimal, SP one space)
+
+A signature's ``keyid`` is only a hint: a verifier tries the keys that it trusts.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchlssvm import schema
-from torchlssvm.audit.envelope import SCHEMAS, Envelope, Signature, signed_bytes
-from torchlssvm.canonical_json import canonical, loads
+from torchlssvm.audit.documents import check_document, read_document, write_private
+from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
-from torchlssvm.untrusted import read_regular
 
-__all__ = ["Certificate"]
+__all__ = ["Certificate", "Opening", "Signature"]
 
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:torchlssvm:erasure:v1"
 """Names the format of the predicate; another format has another number, and is refused by its name."""
 
 SUBJECT_NAME = "journal"
 
-MAX_CERTIFICATE_BYTES = 2**28
-"""Bytes of a certificate: three million samples."""
-
 NONCE_BYTES = 32
 """Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
+
+SIGNATURE_BYTES = 64
+"""Bytes of an Ed25519 signature."""
+
+OPENING_FORMAT = "torchlssvm-opening-1"
+OPENING_WARNING = (
+    "with this file and the samples that are left, guesses about samples that leave later can be tested: give it only to whom "
+    "must check the head without the store, and have it deleted afterwards"
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One signature of an envelope, and the hint which key made it."""
+
+    keyid: str
+    sig: bytes
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,9 @@ class Certificate:
 
     def to_json(self) -> str:
         """The envelope as one line of canonical JSON."""
-        return Envelope(self.payload(), self.signatures).to_json()
+        signatures = [{"keyid": s.keyid, "sig": base64.b64encode(s.sig).decode()} for s in self.signatures]
+        payload = base64.b64encode(self.payload()).decode()
+        return canonical({"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": signatures}).decode()
 
     def signed(self, signature: bytes, keyid: str = "") -> Certificate:
         """The same with one more signature, which replaces one under the same key id."""
@@ -139,57 +160,100 @@ class Certificate:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read it from a regular file; VerificationError when it holds no certificate."""
-        try:
-            text = read_regular(path, MAX_CERTIFICATE_BYTES)
-        except ValueError as error:
-            raise VerificationError(f"not a certificate: {error}") from None
-        return cls.from_json(text)
+        return cls.from_dict(read_document(path, "certificate"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
         """Read an envelope; VerificationError when it does not hold a certificate."""
-        return cls.from_dict(parse(text))
+        return cls.from_dict(read_document(text.encode() if isinstance(text, str) else text, "certificate"))
 
     @classmethod
     def from_dict(cls, data: Any) -> Certificate:
         """Check all fields of an envelope and its payload; VerificationError names the first that is wrong."""
-        envelope = Envelope.from_dict(dict(data) if isinstance(data, Mapping) else data)
-        found = cls._from_statement(parse(envelope.payload))
-        if found.payload() != envelope.payload:
-            raise VerificationError("not a certificate: its payload is not canonical JSON")
-        return replace(found, signatures=envelope.signatures)
+        envelope = check_document(data, "envelope")
+        signatures = [Signature(s.get("keyid", ""), from_base64(s["sig"])) for s in envelope["signatures"]]
+        payload = from_base64(envelope["payload"])
+        statement = check_document(read_document(payload, "certificate"), "certificate")
+        found = cls(
+            **statement["predicate"],
+            chain=statement["subject"][0]["digest"]["sha256"],
+            signatures=tuple(signatures),
+        )
+        reason = found._contradiction()
+        if found.payload() != payload:
+            reason = "its payload is not canonical JSON"
+        if reason is not None:
+            raise VerificationError(f"not a certificate: {reason}")
+        return found
 
     def checked(self) -> Certificate:
         """The same certificate, read from its own JSON, so that every field is checked."""
         return self.from_json(self.to_json())
 
+    def _contradiction(self) -> str | None:
+        """What is wrong beyond what the schema can say; None if nothing is."""
+        if any(len(signature.sig) != SIGNATURE_BYTES for signature in self.signatures):
+            return f"a signature does not have {SIGNATURE_BYTES} bytes"
+        if len({event["position"] for event in self.events}) < len(self.events):
+            return "two events have the same position"
+        for event in self.events:
+            if len(event["commitments"]) != event["samples"]:
+                return f"an event of {event['samples']} samples has {len(event['commitments'])} commitments"
+        return None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The key of the commitment to the state at one position; the hash of the journal there says which.
+
+    With it, a holder of the rows that are left can test guesses about samples that were in this state and leave later. Give it
+    to those only who must check a head without its store, and let them delete it afterwards.
+    """
+
+    chain: str
+    key: str
+    format: str = OPENING_FORMAT
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a new file that only its owner can read."""
+        write_private(path, canonical(asdict(self)) + b"\n")
+
     @classmethod
-    def _from_statement(cls, data: Any) -> Certificate:
-        try:
-            schema.check(data, schema.load(SCHEMAS / "certificate.json"))
-            check_events(data["predicate"]["events"])
-        except ValueError as error:
-            raise VerificationError(f"not a certificate: {error}") from None
-        return cls(**data["predicate"], chain=data["subject"][0]["digest"]["sha256"])
+    def load(cls, path: str | os.PathLike[str]) -> Opening:
+        """Read it from a regular file; VerificationError when it holds none."""
+        return cls.from_dict(read_document(path, "opening"))
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Opening:
+        """Check the fields; VerificationError names the first that is wrong."""
+        return cls(**check_document(data, "opening"))
+
+    def secret(self) -> bytes:
+        """The key as bytes."""
+        return bytes.fromhex(self.key)
+
+
+def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """The pre-authentication encoding of DSSE.
+
+    >>> signed_bytes(b"hello world", "http://example.com/HelloWorld")
+    b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
+    """
+    name = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(name), name, len(payload), payload)
+
+
+def from_base64(text: str) -> bytes:
+    """Decode standard base64 with padding, written in the one way it can be written."""
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except ValueError:
+        data = b""
+    if base64.b64encode(data).decode() != text:
+        raise VerificationError("not a certificate: payload and signatures are base64")
+    return data
 
 
 def sample_commitment(sample_id: str, nonce: bytes) -> str:
     """SHA-256(nonce || id), as hex: a sample, or a name of a request, as journal and certificate have it."""
     return hashlib.sha256(nonce + sample_id.encode()).hexdigest()
-
-
-def parse(text: str | bytes) -> Any:
-    """Parse JSON within bounds; VerificationError when it is not JSON."""
-    try:
-        return loads(text)
-    except ValueError as error:
-        raise VerificationError(f"not a certificate: not JSON ({str(error)[:200]})") from None
-
-
-def check_events(events: list[dict[str, Any]]) -> None:
-    """Check what the schema cannot say of the events of a certificate; ValueError names the first that is wrong."""
-    if len({event["position"] for event in events}) < len(events):
-        raise ValueError("two events have the same position")
-    for event in events:
-        if len(event["commitments"]) != event["samples"]:
-            raise ValueError(f"an event of {event['samples']} samples has {len(event['commitments'])} commitments")

@@ -83,6 +83,8 @@ def checking(name: str) -> Iterator[None]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 Facts = Mapping[str, Any]
+SAME_CONTENT = "the same content under a new id and another subject is not recognized"
+"""Limit of every check of names."""
 
 
 def _signature(outcome: Outcome, facts: Facts) -> str:
@@ -91,22 +93,6 @@ def _signature(outcome: Outcome, facts: Facts) -> str:
         others = f" ({counted(facts['others'], 'more signature')} not needed)" if facts["others"] else ""
         return f"valid, by the trusted key{holder}, Ed25519 sha256:{facts['key']}{others}"
     return "not checked: pass the issuer's public key" if facts["signed"] else "none: the certificate is not signed"
-
-
-def _journal(outcome: Outcome, facts: Facts) -> str:
-    return f"{counted(facts['entries'], 'event')}, complete and unaltered; {facts['later']:,} after the certificate"
-
-
-def _erased(outcome: Outcome, facts: Facts) -> str:
-    return (
-        f"{counted(facts['samples'], 'sample')} erased; none is in the store (a sample added again gets a new commitment, "
-        "which this check cannot see)"
-    )
-
-
-def _rows(outcome: Outcome, facts: Facts) -> str:
-    how = "checked against the sums (Freivalds' test)" if facts["fast"] else "summed again"
-    return f"{counted(facts['samples'], 'sample')} left, those of the journal and no others; {how}"
 
 
 def _state(outcome: Outcome, facts: Facts) -> str:
@@ -119,28 +105,11 @@ def _state(outcome: Outcome, facts: Facts) -> str:
     return "changed since; the journal no longer tells what it was"
 
 
-def _requests(outcome: Outcome, facts: Facts) -> str:
-    return f"{counted(facts['requests'], 'request')}, with the dates and reasons that the store has"
-
-
 def _compacted(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.OPEN:
         return "no: bytes of the erased samples may still be in the files of the store"
-    return "yes: the store's files were rewritten after the erasure" + (
-        ", after the certificate" if facts["later"] else ""
-    )
-
-
-def _older_files(outcome: Outcome, facts: Facts) -> str:
-    return f"from before the erasure, and still there: {listed(facts['names'])}"
-
-
-def _files(outcome: Outcome, facts: Facts) -> str:
-    return "; ".join(f"{name}: {state.value}" for name, state in facts["files"].items())
-
-
-def _network(outcome: Outcome, facts: Facts) -> str:
-    return "the one that the certificate names, by its fingerprint"
+    later = ", after the certificate" if facts["later"] else ""
+    return f"yes: the store's files were rewritten after the erasure{later}"
 
 
 def _head(outcome: Outcome, facts: Facts) -> str:
@@ -176,37 +145,27 @@ def _calibration(outcome: Outcome, facts: Facts) -> str:
     return f"the one that the samples left give (to {facts['error']:.1g})"
 
 
-SAME_CONTENT = "the same content under a new id and another subject is not recognized"
-"""Limit of every check of names."""
-
-
 def _returned(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
         return f"no sample of the store is on its suppression list of {facts['entries']} entries; {SAME_CONTENT}"
-    if facts["list"]:
-        return (
-            "not checked: the key of the suppression list was not given, so a sample added again cannot be recognized"
-        )
-    return (
-        "not checked: the store uses no suppression list, so a sample added again cannot be recognized"
-        + (" except by the names in the receipt" if facts["receipt"] else "")
-    )  # fmt: skip
+    why = "the key of the suppression list was not given" if facts["list"] else "the store uses no suppression list"
+    names = " except by the names in the receipt" if facts["receipt"] and not facts["list"] else ""
+    return f"not checked: {why}, so a sample added again cannot be recognized{names}"
 
 
 def _receipt(outcome: Outcome, facts: Facts) -> str:
     whose = f" of {listed(facts['subjects'])}" if facts["subjects"] else ""
     request = f", request {facts['request']}" if facts["request"] else ""
-    more = f"; {counted(facts['more'], 'more sample')} of the certificate not in this receipt" if facts["more"] else ""
-    text = (
-        f"the certificate is about {counted(len(facts['ids']), 'sample')}{whose}{request}: {listed(facts['ids'])}{more}"
-    )
+    parts = [f"the certificate is about {counted(len(facts['ids']), 'sample')}{whose}{request}: {listed(facts['ids'])}"]
+    if facts["more"]:
+        parts.append(f"{counted(facts['more'], 'more sample')} of the certificate not in this receipt")
     if facts["unnamed_request"]:
-        text += "; the certificate does not name the receipt's request, so nothing in that was checked"
+        parts.append("the certificate does not name the receipt's request, so nothing in that was checked")
     if facts.get("returned"):
-        return f"{text}; {facts['returned']} of these names are back after a lawful return, which the journal has"
-    if "returned" in facts:
-        return f"{text}; none of these names is in the store; {SAME_CONTENT}"
-    return text
+        parts.append(f"{facts['returned']} of these names are back after a lawful return, which the journal has")
+    elif "returned" in facts:
+        parts += ["none of these names is in the store", SAME_CONTENT]
+    return "; ".join(parts)
 
 
 def _time_stamp(outcome: Outcome, facts: Facts) -> str:
@@ -218,15 +177,25 @@ def _time_stamp(outcome: Outcome, facts: Facts) -> str:
 
 SENTENCES: dict[str, Callable[[Outcome, Facts], str]] = {
     "signature": _signature,
-    "journal": _journal,
-    "erased": _erased,
-    "rows": _rows,
+    "journal": lambda _, facts: (
+        f"{counted(facts['entries'], 'event')}, complete and unaltered; {facts['later']:,} after the certificate"
+    ),
+    "erased": lambda _, facts: (
+        f"{counted(facts['samples'], 'sample')} erased; none is in the store (a sample added again gets a new commitment, "
+        "which this check cannot see)"
+    ),
+    "rows": lambda _, facts: (
+        f"{counted(facts['samples'], 'sample')} left, those of the journal and no others; "
+        + ("checked against the sums (Freivalds' test)" if facts["fast"] else "summed again")
+    ),
     "state": _state,
-    "requests": _requests,
+    "requests": lambda _, facts: (
+        f"{counted(facts['requests'], 'request')}, with the dates and reasons that the store has"
+    ),
     "compacted": _compacted,
-    "older files": _older_files,
-    "files": _files,
-    "network": _network,
+    "older files": lambda _, facts: f"from before the erasure, and still there: {listed(facts['names'])}",
+    "files": lambda _, facts: "; ".join(f"{name}: {state.value}" for name, state in facts["files"].items()),
+    "network": lambda _, facts: "the one that the certificate names, by its fingerprint",
     "head": _head,
     "exported head": _head,
     "rho": _rho,

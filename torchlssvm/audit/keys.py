@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.untrusted import read_regular
 
@@ -50,9 +51,7 @@ def new_key(path: str | os.PathLike[str], passphrase: bytes | str | None = None)
     beside = Path(f"{os.fspath(path)}.pub")
     if os.path.lexists(beside):
         raise FileExistsError(f"{beside} is there already: a key is not written over")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
-    with os.fdopen(handle, "wb") as file:
-        file.write(private)
+    write_private(path, private)
     beside.write_bytes(public)
     return beside
 

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchlssvm import schema
 from torchlssvm.audit.certificate import Certificate, sample_commitment
 from torchlssvm.audit.checks import Check, Outcome
-from torchlssvm.audit.envelope import SCHEMAS
-from torchlssvm.canonical_json import loads
+from torchlssvm.audit.documents import check_document, read_document, write_private
 from torchlssvm.errors import VerificationError
-from torchlssvm.untrusted import read_regular
 
 __all__ = ["ErasureReceipt"]
 
 RECEIPT_FORMAT = "torchlssvm-receipt-1"
-
-MAX_RECEIPT_BYTES = 2**31
-"""Bytes of a receipt: more than a store can keep of one erasure, which SQLite limits to a billion."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,7 @@ class ErasureReceipt:
     events: list[dict[str, Any]]
     request: dict[str, Any] | None
     time: str
-    format: str = field(default=RECEIPT_FORMAT)
+    format: str = RECEIPT_FORMAT
 
     @property
     def ids(self) -> list[str]:
@@ -101,33 +93,17 @@ class ErasureReceipt:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            Path(path).unlink(missing_ok=True)  # no incomplete receipt stays
-            raise
+        write_private(path, (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ErasureReceipt:
         """Read it from a regular file; VerificationError when it holds no receipt."""
-        try:
-            data = loads(read_regular(path, MAX_RECEIPT_BYTES))
-        except ValueError as error:
-            raise VerificationError(f"not a receipt: {str(error)[:200]}") from None
-        return cls.from_dict(data)
+        return cls.from_dict(read_document(path, "receipt"))
 
     @classmethod
     def from_dict(cls, data: Any) -> ErasureReceipt:
         """Check the fields and their types; VerificationError names the first that is wrong."""
-        try:
-            schema.check(dict(data) if isinstance(data, Mapping) else data, schema.load(SCHEMAS / "receipt.json"))
-        except ValueError as error:
-            raise VerificationError(f"not a receipt: {error}") from None
-        if any(len(event["ids"]) != len(event["nonces"]) for event in data["events"]):
+        found = cls(**check_document(data, "receipt"))
+        if any(len(event["ids"]) != len(event["nonces"]) for event in found.events):
             raise VerificationError("not a receipt: an erasure needs a nonce for each id")
-        return cls(**data)
+        return found

@@ -2,8 +2,10 @@
 
 Nothing here talks to an authority: the request is a file to send, the response a file that stands beside the certificate. The
 stamp is over the bytes of the certificate's file, so that ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` judges it too.
-A request has no nonce: an older response to the same bytes would be as true. Signature and certificate path are checked by
-``rfc3161-client`` (extra ``audit``); what it leaves out is checked here.
+A request has no nonce: an older response to the same bytes would be as true.
+
+Signature and certificate path are checked by ``rfc3161-client`` (extra ``audit``); what it leaves out is checked here. It takes
+DER to the letter, and not all authorities write it so: see :func:`normalized`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MAX_STAMP_BYTES = 2**20
 """Bytes of a response: it has about 5,000, with the certificates of the authority."""
 
 SHA256_OID = "2.16.840.1.101.3.4.2.1"
-GRANTED, GRANTED_WITH_MODS = 0, 1
+GRANTED = 0
 MESSAGE_DIGEST = bytes.fromhex("2a864886f70d010904")
 SIGNING_CERTIFICATES = {
     bytes.fromhex("2a864886f70d010910020c"): "sha1",  # ESSCertID
@@ -37,8 +39,7 @@ HASHES = {
 }
 """Object identifiers, each as the content of its DER."""
 
-SEQUENCE, OCTET_STRING, SIGNED_ATTRIBUTES = 0x30, 0x04, 0xA0
-STATUS_GRANTED = b"\x30\x03\x02\x01\x00"
+INTEGER, OCTET_STRING, OBJECT_IDENTIFIER, SEQUENCE, TAGGED_0 = 0x02, 0x04, 0x06, 0x30, 0xA0
 
 
 def _library() -> Any:
@@ -82,13 +83,9 @@ class TimeStamp:
         """Read a TimeStampResp; VerificationError when it is not one, or refuses."""
         library = _library()
         try:
-            response = library.decode_timestamp_response(data)
-            if response.status not in (GRANTED, GRANTED_WITH_MODS):
+            response = library.decode_timestamp_response(normalized(data))
+            if response.status != GRANTED:
                 raise VerificationError(f"the authority has not granted the time stamp (status {response.status})")
-            if response.status == GRANTED_WITH_MODS:  # the library takes plain grants only; the status is not signed
-                body = STATUS_GRANTED + response.time_stamp_token()
-                size = len(body).to_bytes(4, "big").lstrip(b"\0")
-                response = library.decode_timestamp_response(bytes([SEQUENCE, 0x80 | len(size)]) + size + body)
             info = response.tst_info
             imprint = info.message_imprint
             if imprint.hash_algorithm.dotted_string != SHA256_OID:
@@ -152,11 +149,11 @@ def certificate_bytes(certificate: Any) -> bytes:
     return bytes(certificate.public_bytes(Encoding.DER))
 
 
-# -- what rfc3161-client does not look at: the signed attributes -------------------------------------------------------
+# -- DER ---------------------------------------------------------------------------------------------------------------
 
 
 def elements(data: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of the DER elements of some bytes, which the library has parsed before."""
+    """Tag and content of the DER elements of some bytes; ValueError or IndexError if they end too soon."""
     found, at = [], 0
     while at < len(data):
         tag, size = data[at], data[at + 1]
@@ -166,7 +163,44 @@ def elements(data: bytes) -> list[tuple[int, bytes]]:
             size, at = int.from_bytes(data[at : at + width], "big"), at + width
         found.append((tag, data[at : at + size]))
         at += size
+    if at > len(data):
+        raise ValueError("DER ends too soon")
     return found
+
+
+def element(tag: int, content: bytes) -> bytes:
+    """A DER element."""
+    size = len(content)
+    width = (size.bit_length() + 7) // 8
+    head = bytes([tag, size]) if size < 0x80 else bytes([tag, 0x80 | width]) + size.to_bytes(width, "big")
+    return head + content
+
+
+def normalized(response: bytes) -> bytes:
+    """A response with the certificates of its token in the order of DER, and "granted with modifications" as plain grant.
+
+    The library refuses both, and nothing signs them: signatures are over the TSTInfo and the signed attributes, which stay as
+    they are. What cannot be taken apart is returned as it is, for the library to refuse.
+    """
+    try:
+        ((_, body),) = elements(response)
+        (_, status), (_, token) = elements(body)  # ValueError without a token: refused
+        (_, kind), (_, content) = elements(token)
+        ((_, signed_data),) = elements(content)
+        code = elements(status)[0][1]
+        parts = [
+            (tag, b"".join(sorted(element(*one) for one in elements(value))) if tag == TAGGED_0 else value)
+            for tag, value in elements(signed_data)
+        ]
+    except (ValueError, IndexError):
+        return response
+    content = element(SEQUENCE, b"".join(element(*part) for part in parts))
+    token = element(OBJECT_IDENTIFIER, kind) + element(TAGGED_0, content)
+    status = element(INTEGER, bytes(1) if code == b"\x01" else code)
+    return element(SEQUENCE, element(SEQUENCE, status) + element(SEQUENCE, token))
+
+
+# -- what rfc3161-client does not look at: the signed attributes -------------------------------------------------------
 
 
 def signed_attributes(token: bytes) -> list[tuple[bytes, bytes]]:
@@ -174,7 +208,7 @@ def signed_attributes(token: bytes) -> list[tuple[bytes, bytes]]:
     (_, content) = elements(elements(token)[0][1])  # ContentInfo: type, [0] content
     signed_data = elements(content[1])[0][1]
     (signer,) = elements(elements(signed_data)[-1][1])
-    attributes = next(value for tag, value in elements(signer[1]) if tag == SIGNED_ATTRIBUTES)
+    attributes = next(value for tag, value in elements(signer[1]) if tag == TAGGED_0)
     return [(kind, values) for (_, kind), (_, values) in (elements(a) for _, a in elements(attributes))]
 
 

@@ -12,14 +12,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchlssvm.audit import keys
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.checks import Check, FileState, Outcome, Report, checking
-from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
@@ -31,7 +31,6 @@ from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.certificate_issuer import StoreFacts
 
 __all__ = ["verify"]
 
@@ -79,71 +78,57 @@ def verify(
         fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.statistics.sum_check`) instead of summing
             the rows again: it takes the time of reading them, and wrong sums pass with a probability below 2^-60.
     """
-    cert = read_certificate(certificate)
+    machine = getattr(head, "head", head)  # of an attached classifier
+    given = Evidence(read_certificate(certificate), head, machine, store, read_opening(opening), preprocessing, fast)
     with checking("signature"):
-        checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
-    opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
+        checks = {"signature": check_signature(given.cert, public_key, allow_unsigned)}
     if store is None:
-        return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
-    machine = getattr(head, "head", head)
+        return Report(checks | run_checks(given))
     threads = threads_for(machine.in_features**3) if isinstance(machine, LSSVMHead) else nullcontext()
     with store.view(), threads:  # journal, rows and head of one position, whatever is written meanwhile
         if store.live.adapter is not None and store.live.adapter.head is machine:
             store.live.follow()
-        return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
-
-
-def _read_opening(given: Any) -> Opening:
-    return Opening.load(given) if isinstance(given, str | os.PathLike) else Opening.from_dict(given)
-
-
-def _check_state(
-    cert: Certificate,
-    head: Any,
-    store: SampleStore | None,
-    opening: Opening | None,
-    preprocessing: Any,
-    fast: bool,
-) -> dict[str, Check]:
-    """Check store and head, as far as they are given."""
-    found: list[Check | None] = []
-    expected: str | None = None
-    if store is not None:
         try:
-            expected, checks = _check_store(cert, store, fast)
+            return Report(checks | run_checks(given))
         except StoreBusyError:
             raise
         except StoreError as error:
             raise VerificationError(f"the store does not hold up: {error}") from error
-        found += checks
-    if head is not None:
-        machine = getattr(head, "head", head)  # of an attached classifier
-
-        def is_expected(digest: str) -> bool:
-            return digest == expected if store is not None else _opens(cert, digest, opening)
-
-        with checking("network"):
-            found.append(_check_network(head, cert, preprocessing))
-        with checking("head"):
-            found.append(_check_head(machine, is_expected, store))
-        if isinstance(machine, LinearHead):
-            with checking("rho"):
-                found.append(_check_rho(machine, fast))
-            with checking("calibration"):
-                found.append(_check_calibration(machine, cert, store, opening))
-    return {check.name: check for check in found if check is not None}
 
 
-def _opens(cert: Certificate, digest: str, opening: Opening | None) -> bool:
-    """Compare the digest of a head without a store with the certificate."""
-    if opening is None:
-        raise VerificationError(
-            "a head without its store cannot be compared: the certificate has a commitment instead of a digest. Give "
-            "store=, or an opening that the issuer wrote for this purpose"
-        )
-    if opening.chain != cert.chain:
-        raise VerificationError("the opening is of another state than the certificate")
-    return cert.opens(opening.secret(), digest)
+@dataclass
+class Evidence:
+    """What a certificate is compared with. ``machine``: the head of a classifier, or the head itself.
+
+    The checks of a store leave here what later ones need: ``found``, its facts; ``count`` and ``digest``, of its rows.
+    """
+
+    cert: Certificate
+    head: Any
+    machine: Any
+    store: Any  # SampleStore | None
+    opening: Opening | None
+    preprocessing: Any
+    fast: bool
+    found: Any = None  # StoreFacts | None
+    count: int = 0
+    digest: str | None = None
+
+
+def run_checks(given: Evidence) -> dict[str, Check]:
+    """Make all checks for which there is something to compare with, in their order."""
+    made = {}
+    for needed, checks in (
+        (given.store is not None, STORE_CHECKS),
+        (given.head is not None, HEAD_CHECKS),
+        (isinstance(given.machine, LinearHead), CHOICE_CHECKS),
+    ):
+        for name, make in checks.items() if needed else ():
+            with checking(name):
+                check = make(given)
+            if check is not None:
+                made[name] = check
+    return made
 
 
 def read_certificate(certificate: Any) -> Certificate:
@@ -159,7 +144,14 @@ def read_certificate(certificate: Any) -> Certificate:
     raise VerificationError(f"not a certificate: {type(certificate).__name__}")
 
 
-def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Check:
+def read_opening(given: Any) -> Opening | None:
+    """An opening from any of its forms."""
+    if given is None or isinstance(given, Opening):
+        return given
+    return Opening.load(given) if isinstance(given, str | os.PathLike) else Opening.from_dict(given)
+
+
+def check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Check:
     if not cert.signatures:
         if given is not None or not allow_unsigned:
             allow = "" if given is not None else ": allow_unsigned=True (--allow-unsigned) accepts that"
@@ -180,40 +172,13 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Che
     return Check("signature", Outcome.HOLDS, facts)
 
 
-def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, list[Check | None]]:
-    """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    with checking("journal"):
-        facts = store.certificates.examine(cert)
-        erased = _check_journal(cert, facts)
-    with checking("network"):
-        if facts.fingerprint != cert.fingerprint:
-            raise VerificationError("the store is bound to another network than the certificate")
-    later = len(facts.entries) - cert.position
-    with checking("rows"):
-        # The erased are removals of the journal: a row of one is none that it has as held.
-        count, digest = store.recompute(facts.entries, fast)
-    checks: list[Check | None] = [
-        Check("journal", Outcome.HOLDS, {"entries": len(facts.entries), "later": later}),
-        Check("erased", Outcome.HOLDS, {"samples": len(erased)}),
-        Check("rows", Outcome.HOLDS, {"samples": count, "fast": fast and digest is not None}),
-    ]
-    with checking("state"):
-        if facts.last_change <= cert.position:
-            checks.append(_check_present_state(cert, facts, count, digest))
-        else:
-            checks.append(_check_past_state(cert, store))
-    with checking("requests"):
-        checks.append(_check_requests(cert, store))
-    with checking("compacted"):
-        checks.append(_check_compaction(cert, facts))
-    with checking("files"):
-        checks += _check_files(cert, store, facts)
-    return digest, checks
+# -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def _check_journal(cert: Certificate, facts: StoreFacts) -> set[str]:
-    """Check that the journal is the certificate's and has its events; returns the commitments of erased samples."""
-    entries = {entry.position: entry for entry in facts.entries}
+def check_journal(given: Evidence) -> Check:
+    """Check that the journal is the certificate's and has its events."""
+    cert, given.found = given.cert, given.store.certificates.examine(given.cert)
+    entries = {entry.position: entry for entry in given.found.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}: {ANOTHER_STORE}"
@@ -223,100 +188,138 @@ def _check_journal(cert: Certificate, facts: StoreFacts) -> set[str]:
             f"the journal is not the one of the certificate: the chain differs at {cert.position}; {ANOTHER_STORE}"
         )
     for event in cert.events:
-        entry = entries.get(event["position"])
+        entry, name = entries.get(event["position"]), event["event_id"][:80]
         if entry is None or (entry.event_id, entry.kind) != (event["event_id"], event["kind"]):
-            raise VerificationError(
-                f"the journal has no {event['kind']} event {event['event_id'][:80]!r} at {event['position']}"
-            )
+            raise VerificationError(f"the journal has no {event['kind']} event {name!r} at {event['position']}")
         if entry.commitment_list != event["commitments"] or entry.time != event["time"]:
-            raise VerificationError(f"the samples of event {event['event_id'][:80]!r} are not those of the journal")
-    return {c for event in cert.events if event["kind"] == "remove" for c in event["commitments"]}
+            raise VerificationError(f"the samples of event {name!r} are not those of the journal")
+    return Check("journal", Outcome.HOLDS, {"entries": len(entries), "later": len(entries) - cert.position})
 
 
-def _check_requests(cert: Certificate, store: SampleStore) -> Check | None:
+def check_erased(given: Evidence) -> Check:
+    """Check that no erased sample is among the rows, and sum them again.
+
+    The erased are removals of the journal, so that a row of one of them is none that the journal has as held.
+    """
+    given.count, given.digest = given.store.recompute(given.found.entries, given.fast)
+    erased = {c for event in given.cert.events if event["kind"] == "remove" for c in event["commitments"]}
+    return Check("erased", Outcome.HOLDS, {"samples": len(erased)})
+
+
+def check_rows(given: Evidence) -> Check:
+    """Say how the rows were summed; :func:`check_erased` has done it."""
+    return Check("rows", Outcome.HOLDS, {"samples": given.count, "fast": given.fast and given.digest is not None})
+
+
+def check_state(given: Evidence) -> Check:
+    """Check what the certificate says of the state, as far as the store is still in it."""
+    cert, found = given.cert, given.found
+    if found.last_change > cert.position:
+        recorded = given.store.certificates.recorded(cert)
+        if recorded is False:
+            raise VerificationError("the state after the erasure was another one, says the journal")
+        return Check("state", Outcome.CHANGED, {"recorded": recorded is True})
+    if given.digest is not None and found.key is None:
+        raise VerificationError(
+            "the store has no key to the certificate's commitment, though nothing has changed since"
+        )
+    if not cert.opens(found.key or b"", given.digest):
+        raise VerificationError("the surviving rows do not give the state that the certificate commits to")
+    for name, now in (("samples", given.count), ("grid", found.grid), ("shape", found.shape)):
+        if now != getattr(cert, name):
+            raise VerificationError(f"the store's {name}: {now}; the certificate says {getattr(cert, name)}")
+    return Check("state", Outcome.HOLDS)
+
+
+def check_requests(given: Evidence) -> Check | None:
     """Check what the certificate says of requests."""
-    if not cert.requests:
+    if not given.cert.requests:
         return None
-    known = {request.id: request.for_certificate() for request in store.requests.all()}
-    for request in cert.requests:
+    known = {request.id: request.for_certificate() for request in given.store.requests.all()}
+    for request in given.cert.requests:
         if known.get(request["id"]) != request:
             raise VerificationError(
                 f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
             )
-    return Check("requests", Outcome.HOLDS, {"requests": len(cert.requests)})
+    return Check("requests", Outcome.HOLDS, {"requests": len(given.cert.requests)})
 
 
-def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> Check:
-    """Check what the certificate says of the state that the store is still in."""
-    if digest is not None and facts.key is None:
-        raise VerificationError(
-            "the store has no key to the certificate's commitment, though nothing has changed since"
-        )
-    if not cert.opens(facts.key or b"", digest):
-        raise VerificationError("the surviving rows do not give the state that the certificate commits to")
-    if count != cert.samples:
-        raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
-    for name, now, said in (("grid", facts.grid, cert.grid), ("shape", facts.shape, cert.shape)):
-        if now != said:
-            raise VerificationError(f"the store's {name} is {now}, the certificate says {said}")
-    return Check("state", Outcome.HOLDS)
-
-
-def _check_past_state(cert: Certificate, store: SampleStore) -> Check:
-    recorded = store.certificates.recorded(cert)
-    if recorded is False:
-        raise VerificationError("the state after the erasure was another one, says the journal")
-    return Check("state", Outcome.CHANGED, {"recorded": recorded is True})
-
-
-def _check_compaction(cert: Certificate, facts: StoreFacts) -> Check:
-    done = facts.compacted >= max(event["position"] for event in cert.events)
-    if cert.compacted and not done:
+def check_compaction(given: Evidence) -> Check:
+    """Check that the bytes are gone, if the certificate says so."""
+    said, done = given.cert.compacted, given.found.compacted >= max(event["position"] for event in given.cert.events)
+    if said and not done:
         raise VerificationError("the certificate says that the store was compacted after the erasure, and it was not")
-    return Check("compacted", Outcome.HOLDS if done else Outcome.OPEN, {"later": done and not cert.compacted})
+    return Check("compacted", Outcome.HOLDS if done else Outcome.OPEN, {"later": done and not said})
 
 
-def _check_files(cert: Certificate, store: SampleStore, facts: StoreFacts) -> list[Check]:
-    """Check the files that are older than the erasure, and those that the certificate commits to."""
-    unnamed = [name for name in facts.snapshots if name not in cert.scope.get("snapshots", [])]
+def check_older_files(given: Evidence) -> Check | None:
+    """Check that the certificate names the snapshots that are older than the erasure."""
+    unnamed = [name for name in given.found.snapshots if name not in given.cert.scope.get("snapshots", [])]
     if unnamed:
         raise VerificationError(f"{unnamed[0]} is older than the erasure, is there, and is not in the certificate")
-    checks = []
-    older = facts.snapshots + facts.checkpoints
-    if older:
-        checks.append(Check("older files", Outcome.OPEN, {"names": older}))
-    if cert.files:
-        found = store.certificates.compare_files(cert, facts.key)
-        same = all(state is FileState.SAME for state in found.values())
-        checks.append(Check("files", Outcome.HOLDS if same else Outcome.CHANGED, {"files": found}))
-    return checks
+    older = given.found.snapshots + given.found.checkpoints
+    return Check("older files", Outcome.OPEN, {"names": older}) if older else None
 
 
-def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> Check | None:
-    """Check the network of an attached classifier."""
-    backbone = getattr(head, "backbone", None)
-    if not isinstance(backbone, torch.nn.Module) or cert.fingerprint is None:
+def check_files(given: Evidence) -> Check | None:
+    """Compare the files that the certificate commits to."""
+    if not given.cert.files:
         return None
-    if fingerprint(backbone, preprocessing) != cert.fingerprint:
+    found = given.store.certificates.compare_files(given.cert, given.found.key)
+    same = all(state is FileState.SAME for state in found.values())
+    return Check("files", Outcome.HOLDS if same else Outcome.CHANGED, {"files": found})
+
+
+def check_binding(given: Evidence) -> None:
+    """Check the network to which the store is bound; there is nothing to say if it is the certificate's."""
+    if given.found.fingerprint != given.cert.fingerprint:
+        raise VerificationError("the store is bound to another network than the certificate")
+
+
+# -- the head ----------------------------------------------------------------------------------------------------------
+
+
+def check_network(given: Evidence) -> Check | None:
+    """Check the network of an attached classifier."""
+    backbone = getattr(given.head, "backbone", None)
+    if not isinstance(backbone, torch.nn.Module) or given.cert.fingerprint is None:
+        return None
+    if fingerprint(backbone, given.preprocessing) != given.cert.fingerprint:
         raise VerificationError(
             "the classifier's network is not the one of the certificate: build it with the same weights"
-            + (" (give preprocessing= if it is part of the fingerprint)" if preprocessing is None else "")
+            + (" (give preprocessing= if it is part of the fingerprint)" if given.preprocessing is None else "")
         )
     return Check("network", Outcome.HOLDS)
 
 
-def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> Check:
+def has_expected_digest(given: Evidence) -> bool:
+    """Compare the digest of a head with that of the store's rows or, without it, with the certificate."""
+    if given.store is not None:
+        return bool(given.machine.digest() == given.digest)
+    if given.opening is None:
+        raise VerificationError(
+            "a head without its store cannot be compared: the certificate has a commitment instead of a digest. Give "
+            "store=, or an opening that the issuer wrote for this purpose"
+        )
+    if given.opening.chain != given.cert.chain:
+        raise VerificationError("the opening is of another state than the certificate")
+    return given.cert.opens(given.opening.secret(), given.machine.digest())
+
+
+def check_head(given: Evidence) -> Check:
+    """Check that a head has learned the surviving rows and no others, and serves the weights that they give."""
+    head = given.machine
     if not isinstance(head, LinearHead) or not head.statistics.exact:
-        return _check_without_digest(head, store)
+        return check_without_digest(head, given.store)
     reason = head.uncertifiable
     if reason is not None:
         raise VerificationError(f"the head cannot be certified: {reason}")
-    if not is_expected(head.digest()):
+    if not has_expected_digest(given):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
     if head.keeps_rows:
-        _check_rows_held(head, store)
+        check_rows_held(head, given.store)
     used_values, largest = head.derived(), 0.0
-    for name, solved in head.derived_anew().items():
+    for name, solved in head._derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(LEAST_DIVISOR, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
@@ -328,7 +331,7 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
     return Check("head", Outcome.HOLDS, {"digest": True, "derived": list(used_values), "error": largest})
 
 
-def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
+def check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
     """Check that a head which keeps its rows holds those of the store or, without it, those that its statistics are of."""
     fresh = type(head).from_config(head.config(), device=head.device)
     if store is None:
@@ -341,11 +344,12 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
         raise VerificationError("the head holds other rows than the store")
 
 
-def _check_rho(head: LinearHead, fast: bool) -> Check | None:
+def check_rho(given: Evidence) -> Check | None:
     """Check that a rho that was chosen by GCV for the samples held is a minimum, apart from rounding.
 
     A rho that was chosen once, by ``select_rho``, cannot be checked.
     """
+    head = given.machine
     choice = head.choices.get("rho")
     if choice is None:
         return None
@@ -354,7 +358,7 @@ def _check_rho(head: LinearHead, fast: bool) -> Check | None:
         return Check("rho", Outcome.OPEN, facts)
     if choice.state is ChoiceState.STALE:
         return Check("rho", Outcome.KEPT, facts)
-    if not choice.rule or not isinstance(head, LSSVMHead) or fast:
+    if not choice.rule or not isinstance(head, LSSVMHead) or given.fast:
         return Check("rho", Outcome.NOT_CHECKED, facts)
     above = excess(head.view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:
@@ -364,10 +368,9 @@ def _check_rho(head: LinearHead, fast: bool) -> Check | None:
     return Check("rho", Outcome.HOLDS, facts | {"excess": above})
 
 
-def _check_calibration(
-    head: LinearHead, cert: Certificate, store: SampleStore | None, opening: Opening | None
-) -> Check | None:
+def check_calibration(given: Evidence) -> Check | None:
     """Check the calibration, which samples that are gone must not have shaped."""
+    head, cert, store, opening = given.machine, given.cert, given.store, given.opening
     if "calibration" not in head.data_choices.made:
         return None
     calibration = head.calibration
@@ -395,14 +398,14 @@ def _check_calibration(
     return Check("calibration", Outcome.HOLDS, {"error": error})
 
 
-def _check_without_digest(head: Any, store: SampleStore | None) -> Check:
+def check_without_digest(head: Any, store: SampleStore | None) -> Check:
     """Check a machine without a digest: the samples that it holds, and its scores of the surviving rows."""
     if store is None:
         raise VerificationError(
             f"a {type(head).__name__} without a digest can be checked against its store only: give store="
         )
     fresh = store.relearn(copy.deepcopy(head))
-    holds = _check_samples_held(head, fresh, store)
+    holds = check_samples_held(head, fresh, store)
     largest = 0.0
     for rows in store.batches():
         here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
@@ -416,7 +419,7 @@ SAVED_SAMPLES = (("rows", "targets"), ("x", "y"))
 """Names under which kernel machines save the features and targets that they hold."""
 
 
-def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
+def check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     """Compare the samples in a machine with the surviving rows, and with those of one that learned them.
 
     A machine that forgets by itself (a budget, a reserve limit) holds "some" of the rows, any other one "all", if it keeps
@@ -426,28 +429,44 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
         if round(head.n) != len(store):
             raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
         return "all"
-    mine, theirs = _samples_held(head), _samples_held(fresh)
+    mine, theirs = samples_held(head), samples_held(fresh)
     if not mine:
         return "none"
     forgets = getattr(head, "budget", None) is not None or getattr(head, "reserve_limit", None) is not None
-    rows = Counter(row for batch in store.batches() for row in _as_rows(batch.x))
+    rows = Counter(row for batch in store.batches() for row in as_rows(batch.x))
     for name, (x, y) in mine.items():
-        held = Counter(_as_rows(x[:, : store.certificates.shape()["features"]]))
+        held = Counter(as_rows(x[:, : store.certificates.shape()["features"]]))
         if held - rows:
             raise VerificationError(f"the head still holds {(held - rows).total()} samples that are not in the store")
-        if not forgets and Counter(_as_rows(x, y)) != Counter(_as_rows(*theirs[name])):
+        if not forgets and Counter(as_rows(x, y)) != Counter(as_rows(*theirs[name])):
             raise VerificationError("the head does not hold the surviving samples with their labels, and only them")
     return "some" if forgets else "all"
 
 
-def _samples_held(machine: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def samples_held(machine: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The features (n, J) and targets of each part of a machine, by the part's name."""
     state = machine.state_dict()
     pairs = ((name, x, y) for x, y in SAVED_SAMPLES for name in state if name.rpartition(".")[2] == x)
     return {name: (state[name], state[name[: -len(x)] + y]) for name, x, y in pairs if name[: -len(x)] + y in state}
 
 
-def _as_rows(*columns: torch.Tensor) -> list[bytes]:
+def as_rows(*columns: torch.Tensor) -> list[bytes]:
     """The bytes of each row; minus zero counts as zero."""
     table = torch.cat([c.detach().reshape(len(c), -1).to("cpu", torch.float64) for c in columns], 1) + 0.0
     return [row.tobytes() for row in table.numpy()]
+
+
+STORE_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {
+    "journal": check_journal,
+    "network": check_binding,
+    "erased": check_erased,
+    "rows": check_rows,
+    "state": check_state,
+    "requests": check_requests,
+    "compacted": check_compaction,
+    "older files": check_older_files,
+    "files": check_files,
+}
+HEAD_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {"network": check_network, "head": check_head}
+CHOICE_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {"rho": check_rho, "calibration": check_calibration}
+"""Checks in their order, by name: with a store, with a head, and with a head that chooses options from data."""

@@ -15,21 +15,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from torchlssvm import __version__
-from torchlssvm.cli import (  # noqa: F401  importing a module declares its commands
-    certificate,
-    erasure,
-    export,
-    keys,
-    report,
-    requests,
-    samples,
-    store,
-    suppression,
-    verify,
-)
-from torchlssvm.cli.arguments import Parser, UsageError, add_commands, overview
+from torchlssvm.cli.arguments import NOUNS, Parser, UsageError, add_commands
 from torchlssvm.cli.console import (
     BUSY,
     EXTRA_OF_PACKAGE,
@@ -46,14 +35,14 @@ from torchlssvm.cli.console import (
 )
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
-SECTIONS = {
-    "Stores": ["store"],
-    "Samples": ["samples"],
-    "Erasure": ["requests", "erasure", "suppression"],
-    "Certificates": ["certificate", "verify", "keys"],
-    "Files": ["export", "report"],
-}
-"""Headings of the help, and the modules of the commands under them."""
+for _noun in NOUNS:  # importing a module declares its commands
+    import_module(f"torchlssvm.cli.{_noun}")
+
+CODES: dict[type[Exception], int] = {
+    OutputError: OUTPUT_LOST, VerificationError: NOT_VERIFIED, StoreBusyError: BUSY, TorchLSSVMError: FAILED,
+    ValueError: FAILED, OSError: FAILED,
+}  # fmt: skip
+"""Exit codes of errors; the first kind that fits counts, and any other error is a bug."""
 
 TEXT = """Classifier heads that learn and unlearn exactly. `torchlssvm COMMAND --help` has
 the options of a command."""
@@ -63,10 +52,10 @@ EXIT_CODES = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong c
 could not be written; 130 interrupted. What a command reported as done is on the disk."""
 
 LIGHTNING_STAGES = {
-    "fit": "train a head with Lightning: --config configs/base.yaml",
-    "validate": "evaluate it on the validation data",
-    "test": "evaluate it on the test data",
-    "predict": "compute its scores",
+    "fit": "Train a head with Lightning: --config configs/base.yaml",
+    "validate": "Evaluate it on the validation data",
+    "test": "Evaluate it on the test data",
+    "predict": "Compute its scores",
 }
 """Commands that are handed on to Lightning, which reads the rest of the line itself."""
 
@@ -78,8 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
     try:
         if given and given[0] in LIGHTNING_STAGES:
+            from torchlssvm.lightning.cli import run
+
             options.command = given[0]
-            return run_lightning(given)
+            return OK if run(given) else FAILED
         parsed, unknown = parser.parse_known_args(given)
         if unknown:
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(parsed, "parser", parser))
@@ -100,27 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(USAGE) from None
     except KeyboardInterrupt:
         return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
-    except OutputError as error:
-        return fail(options, error, OUTPUT_LOST)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_OF_PACKAGE:
             raise
         install = f"needs the package {package}: pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
         return fail(options, TorchLSSVMError(f"{options.command} {install}"), FAILED)
-    except VerificationError as error:
-        return fail(options, error, NOT_VERIFIED)
-    except StoreBusyError as error:
-        return fail(options, error, BUSY)
-    except (TorchLSSVMError, ValueError, OSError) as error:
-        return fail(options, error, FAILED)
-
-
-def run_lightning(given: Sequence[str]) -> int:
-    """Hand the command line on to Lightning."""
-    from torchlssvm.lightning.cli import run
-
-    return OK if run(given) else FAILED
+    except tuple(CODES) as error:
+        return fail(options, error, next(code for kind, code in CODES.items() if isinstance(error, kind)))
 
 
 def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
@@ -139,11 +117,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="torchlssvm",
         usage="torchlssvm [-h] [--version] COMMAND ...",
-        description=f"{TEXT}\n{overview(SECTIONS, LIGHTNING_STAGES)}",
+        description=TEXT,
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None)
-    add_commands(parser)
+    add_commands(parser, LIGHTNING_STAGES)
     return parser

@@ -9,8 +9,7 @@ A command is a function of the parsed options that returns its exit code::
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -18,9 +17,6 @@ from typing import Any, NoReturn, TypeAlias
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Option: TypeAlias = Callable[[Any], object]
 """Adds an option, or several, to a parser or a group of a parser."""
-
-SENTENCE_END = re.compile(r"\. (?=[A-Z])")
-"""End of a sentence of a description; not that of "e.g. "."""
 
 
 class UsageError(Exception):
@@ -76,7 +72,13 @@ class Command:
 COMMANDS: list[Command] = []
 """Every command, as the modules declare them."""
 
-GROUPS = {"request": "Keep requests for erasure.", "certificate": "Work with certificates of erasure."}
+NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "verify", "keys", "export", "report")
+"""Modules of the commands, in the order of the help."""
+
+GROUPS = {
+    "request": "Keep requests for erasure: open, list, show, close",
+    "certificate": "Work with certificates of erasure: issue, sign, opening, stamp, show",
+}
 """Commands that only have commands of their own."""
 
 
@@ -93,17 +95,19 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
     return declare
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add every declared command to the parser; :func:`overview` lists them."""
+def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> None:
+    """Add every declared command, and list them in the help. ``others``: commands that are only listed, and what they do."""
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
+    texts: dict[str, str] = {}
     groups: dict[str, Any] = {}
-    for one in COMMANDS:
+    for one in sorted(COMMANDS, key=lambda c: NOUNS.index(c.run.__module__.rpartition(".")[2])):
         group, _, verb = one.name.rpartition(" ")
         if group and group not in groups:
             made = commands.add_parser(group, description=GROUPS[group])
             groups[group] = made.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-        place = groups[group] if group else commands
-        added = place.add_parser(verb, help=first_sentence(one.text), description=one.text)
+        first = one.text.partition(". ")[0].rstrip(".")
+        texts[group or verb] = GROUPS.get(group, first)
+        added = (groups[group] if group else commands).add_parser(verb, help=first, description=one.text)
         if one.store:
             added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
         for add_option in one.options:
@@ -112,28 +116,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             TIMEOUT(added)
         added.add_argument("--json", action="store_true", help="print one JSON object")
         added.set_defaults(run=one.run, parser=added, changes=one.changes)
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a description, as it stands in a list of commands."""
-    first = SENTENCE_END.split(text, 1)[0].rstrip(".")
-    return first[0].lower() + first[1:]
-
-
-def overview(sections: Mapping[str, Sequence[str]], others: Mapping[str, str]) -> str:
-    """List the commands under headings. ``sections``: a heading, and the modules of its commands; ``others``: more commands."""
-    lines = []
-    for heading, modules in sections.items():
-        lines.append(f"\n{heading}:")
-        for module in modules:
-            found = [c for c in COMMANDS if c.run.__module__.rpartition(".")[2] == module]
-            names = {c.name.partition(" ")[0]: first_sentence(c.text) for c in found}
-            for name, text in names.items():
-                verbs = ", ".join(c.name.partition(" ")[2] for c in found if c.name.startswith(f"{name} "))
-                text = f"{first_sentence(GROUPS[name])}: {verbs}" if verbs else text
-                lines.append(f"  {name:<12} {text}")
-    lines += ["\nLightning:", *(f"  {name:<12} {text}" for name, text in others.items())]
-    return "\n".join(lines)
+    parser.description = f"{parser.description}\n\n" + "\n".join(f"  {n:<12} {t}" for n, t in (texts | others).items())
 
 
 def option(*names: str, **settings: Any) -> Option:

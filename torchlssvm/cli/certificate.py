@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from torchlssvm.cli.arguments import FORCE, UsageError, command, one_of, option
-from torchlssvm.cli.console import OK, emit, warn
+from torchlssvm.cli.console import emit, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key, trusted_keys
 from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.cli.verify import add_checks, check_certificate, read_certificate_file
@@ -50,8 +50,9 @@ def issue(options: argparse.Namespace) -> int:
     }
     how = "signed" if certificate.signatures else "not signed"
     rest = "" if certificate.compacted else "; not compacted yet: the bytes may still be in the store's files"
-    emit(options, said, f"{options.out}: certificate of {counted(certificate.erased, 'erased sample')}, {how}{rest}")
-    return OK
+    return emit(
+        options, said, f"{options.out}: certificate of {counted(certificate.erased, 'erased sample')}, {how}{rest}"
+    )
 
 
 @command(
@@ -73,10 +74,9 @@ def sign(options: argparse.Namespace) -> int:
     signed = audit.sign(certificate, key)
     signed.save(options.out)
     said = {"certificate": str(options.out), "signatures": len(signed.signatures), "key_id": audit.key_id(key)}
-    emit(
+    return emit(
         options, said, f"{options.out}: {len(signed.signatures)} signatures, the new one by sha256:{audit.key_id(key)}"
     )
-    return OK
 
 
 @command(
@@ -87,7 +87,7 @@ def sign(options: argparse.Namespace) -> int:
 )
 def opening(options: argparse.Namespace) -> int:
     """Write the opening of the present state, with a warning."""
-    from torchlssvm.audit.opening import OPENING_WARNING
+    from torchlssvm.audit.certificate import OPENING_WARNING
     from torchlssvm.errors import StoreError
 
     check_output(options.out, options.store)
@@ -99,8 +99,7 @@ def opening(options: argparse.Namespace) -> int:
         position = store.position
     warn(f"warning: {OPENING_WARNING}")
     said = {"opening": str(options.out), "position": position, "warning": OPENING_WARNING}
-    emit(options, said, f"{options.out}: opens certificates of position {position}")
-    return OK
+    return emit(options, said, f"{options.out}: opens certificates of position {position}")
 
 
 @command(
@@ -134,16 +133,16 @@ def stamp(options: argparse.Namespace) -> int:
             f"{options.query}: send it to a time stamp authority (it holds a hash of the certificate only), then: "
             f"torchlssvm certificate stamp {options.certificate} --response FILE --authority PEM"
         )
-        emit(options, {"query": str(options.query)}, text)
-        return OK
+        return emit(options, {"query": str(options.query)}, text)
     out = options.certificate.with_name(options.certificate.name + ".tsr")
     stamp = audit.TimeStamp.load(options.response)
     found = stamp.check(data, options.authority)
     if not (out.exists() and out.samefile(options.response)):
         check_output(out)
         out.write_bytes(read_regular(options.response, MAX_STAMP_BYTES))
-    emit(options, {"time_stamp": str(out), "time": stamp.time.isoformat(), "check": found}, f"{out}: {found}")
-    return OK
+    return emit(
+        options, {"time_stamp": str(out), "time": stamp.time.isoformat(), "check": str(found)}, f"{out}: {found}"
+    )
 
 
 @command(
@@ -182,5 +181,4 @@ def show_certificate(options: argparse.Namespace) -> int:
         options.html.write_text(certificate_page(facts), encoding="utf-8")
         named = " The page names people, from the receipt." if receipt is not None else ""
         text = [f"{options.html}: the certificate as a page. {facts.summary}{named}"]
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)

@@ -37,9 +37,10 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
-def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> None:
-    """Print a command's result as one JSON object or as text. The OutputError says whether the change was made.
+def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:
+    """Print a command's result as one JSON object or as text, and return OK.
 
+    The OutputError says whether the change was made.
     Give text that contains names from files as a list of its lines: a line break in a name is then escaped too.
     """
     lines = text if isinstance(text, str) else "\n".join(map(printable, text))
@@ -49,6 +50,7 @@ def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence
         raise OutputError(
             f"{options.changes or 'nothing was changed'}, but the output could not be written: {error}"
         ) from None
+    return OK
 
 
 def write(text: str, end: str = "\n") -> None:

@@ -102,8 +102,7 @@ def preview(options: argparse.Namespace) -> int:
         lines.append(f"accuracy: {found.accuracy_before:.2%} now, {after} afterwards")
     if options.request is not None:
         lines.append(f"nothing is erased yet; next: torchlssvm remove {options.store} --request {options.request}")
-    emit(options, asdict(found), lines)
-    return OK
+    return emit(options, asdict(found), lines)
 
 
 # -- remove ------------------------------------------------------------------------------------------------------------
@@ -228,8 +227,7 @@ def receipt(options: argparse.Namespace) -> int:
             raise ValueError("no receipt is waiting to be written")
         said = {"receipt": str(options.out), "events": list(events), "samples": store.receipt(events).samples}
         text = write_receipt(store, events, options.out)
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)
 
 
 def receipt_path(options: argparse.Namespace, name: str) -> Path:

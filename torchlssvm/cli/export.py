@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import FORCE, UsageError, command, option
-from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def export(options: argparse.Namespace) -> int:
         finally:
             temporary.unlink(missing_ok=True)
     what = "the head" if options.format == "pt" else "the samples"
-    emit(options, said, f"{options.out}: {what} at position {said['position']}, {said['samples']} samples")
-    return OK
+    return emit(options, said, f"{options.out}: {what} at position {said['position']}, {said['samples']} samples")
 
 
 def write_samples(store: SampleStore, path: Path) -> int:

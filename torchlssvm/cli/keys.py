@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm.cli.arguments import UsageError, command, option
-from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import refuse_inside_store
 
 MAX_PASSPHRASE_BYTES = 4096
@@ -106,8 +106,7 @@ def keygen(options: argparse.Namespace) -> int:
             f"{options.out}: the key of a suppression list. Keep it secret: with it, and only with it, anybody can test who "
             "was erased. Keep a copy in a safe place: without it nothing can be added to a store that uses the list."
         )
-        emit(options, {"suppression_key": str(options.out)}, text)
-        return OK
+        return emit(options, {"suppression_key": str(options.out)}, text)
     from torchlssvm import audit
 
     public = audit.new_key(options.out, new_passphrase(options))
@@ -117,8 +116,7 @@ def keygen(options: argparse.Namespace) -> int:
         "key_id": audit.key_id(audit.public_key(public)),
     }
     text = f"{options.out}: the private key, keep it to yourself\n{public}: the public key, for those who verify"
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)
 
 
 def new_passphrase(options: argparse.Namespace) -> str | bytes | None:

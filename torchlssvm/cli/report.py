@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from torchlssvm.cli.arguments import FORCE, command, count, option
-from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
 
 
@@ -65,8 +65,7 @@ def report(options: argparse.Namespace) -> int:
     }
     text = f"{options.out}: {len(found.waiting):,} things to be done, {data['overdue_requests']:,} requests overdue; "
     text += f"accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
-    emit(options, data, text)
-    return OK
+    return emit(options, data, text)
 
 
 def parse_seed(text: str) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import ID, SUBJECT, command, option
-from torchlssvm.cli.console import OK, emit, table
+from torchlssvm.cli.console import emit, table
 from torchlssvm.cli.samples import look_alikes
 from torchlssvm.cli.store_access import open_store
 from torchlssvm.wording import counted
@@ -61,8 +61,7 @@ def open_request(options: argparse.Namespace) -> int:
     lines += [f"  {name}: {counted(n, 'sample')} held" for name, n in said["held"].items()]
     lines += [f"  {line}" for name, n in said["held"].items() if not n for line in look_alikes(known, name)]
     lines.append(f"next: torchlssvm preview {options.store} --request {made.id}")
-    emit(options, said, lines)
-    return OK
+    return emit(options, said, lines)
 
 
 @command("request list", "List all requests: overdue ones first, then by the day they are due.")
@@ -76,8 +75,7 @@ def list_requests(options: argparse.Namespace) -> int:
     if overdue:
         lines.insert(0, f"{counted(overdue, 'request')} overdue:")
     said = {"requests": [request_to_json(r) for r in found], "overdue": overdue}
-    emit(options, said, lines or "no requests")
-    return OK
+    return emit(options, said, lines or "no requests")
 
 
 @command("request show", "Show one request and the steps that were taken.", REQUEST_ID)
@@ -99,8 +97,7 @@ def show_request(options: argparse.Namespace) -> int:
         "answer": found.answer,
     }
     rows |= {STEP_WORDS[step]: at[:19].replace("T", " ") + " UTC" for step, at in said["steps"].items()}
-    emit(options, said, table({name: value for name, value in rows.items() if value}))
-    return OK
+    return emit(options, said, table({name: value for name, value in rows.items() if value}))
 
 
 @command(
@@ -118,8 +115,9 @@ def close_request(options: argparse.Namespace) -> int:
         closed = store.requests.close(options.request, options.answer)
     late = -closed.days_left
     after = f", {counted(late, 'day')} after it was due" if late > 0 else ""
-    emit(options, request_to_json(closed), f"request {closed.id}: answered on {closed.steps['answered'][:10]}{after}")
-    return OK
+    return emit(
+        options, request_to_json(closed), f"request {closed.id}: answered on {closed.steps['answered'][:10]}{after}"
+    )
 
 
 def held_names(store: SampleStore, request: ErasureRequest) -> dict[str, int]:

@@ -21,7 +21,7 @@ from torchlssvm.cli.arguments import (
     one_of,
     option,
 )
-from torchlssvm.cli.console import OK, emit, progress, table
+from torchlssvm.cli.console import emit, progress, table
 from torchlssvm.cli.store_access import Settings, learn_names, open_store
 from torchlssvm.wording import counted
 
@@ -96,8 +96,7 @@ def add(options: argparse.Namespace) -> int:
     )
     if counts["left_out"]:
         text += f"\n{counts['left_out']} were left out: they were erased on request and stay erased"
-    emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
-    return OK
+    return emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
 
 
 def open_file(options: argparse.Namespace, store: SampleStore) -> tuple[SampleFile, str | None]:
@@ -242,8 +241,7 @@ def relabel(options: argparse.Namespace) -> int:
         receipts = store.apply([Relabel(y[0] if options.id is None else y, **whose) for whose in targets])
         store.refresh()
         said = receipts_to_json(receipts, store)
-    emit(options, said, list(map(str, receipts)))
-    return OK
+    return emit(options, said, list(map(str, receipts)))
 
 
 def selected(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -281,8 +279,7 @@ def subjects(options: argparse.Namespace) -> int:
     lines.append(f"{counted(len(found), 'subject')}, {counted(total, 'sample')}")
     if without:
         lines.append(f"{counted(without, 'sample')} without a subject: a request can name these by their ids only")
-    emit(options, {"subjects": found, "samples": total, "without_subject": without}, lines)
-    return OK
+    return emit(options, {"subjects": found, "samples": total, "without_subject": without}, lines)
 
 
 @command(
@@ -299,13 +296,13 @@ def show(options: argparse.Namespace) -> int:
         settings = Settings.load(store)
         reports = [AccessReport.of(store, name) for name in dict.fromkeys(options.subject)]
         similar = [line for r in reports if not r.samples for line in look_alikes(store.subjects(), r.subject)]
-    said = {"store": str(options.store), "subjects": [report_to_json(r, settings, options.values) for r in reports]}
-    lines = [line for r in reports for line in ["", *report_lines(r, settings, str(options.store))]][1:] + similar
-    unknown = (
-        "not known to this store: backups and copies made by other means, and what the network in front of it was "
-    )
-    emit(options, said, [*lines, "", f"{unknown}trained on"])
-    return OK
+    found = [report_to_json(r, settings, options.values) for r in reports]
+    lines = [line for facts in found for line in ["", *report_lines(facts, str(options.store))]][1:] + similar
+    lines += [
+        "",
+        "not known to this store: backups and copies made by other means, and what its network was trained on",
+    ]
+    return emit(options, {"store": str(options.store), "subjects": found}, lines)
 
 
 def look_alikes(known: Iterable[str], name: str) -> list[str]:
@@ -319,42 +316,32 @@ def look_alikes(known: Iterable[str], name: str) -> list[str]:
     ]
 
 
-def time_text(seconds: float) -> str:
-    """A time in words, UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def label_text(y: Any, settings: Settings) -> str:
-    """The name of a label; targets as numbers."""
-    return settings.name(y) if isinstance(y, int) else ", ".join(f"{v:g}" for v in y)
-
-
 def report_to_json(report: AccessReport, settings: Settings, values: bool) -> dict[str, Any]:
-    """Convert a report to primitives."""
+    """Convert a report to primitives: names of labels (targets as numbers), times in UTC."""
     samples = []
     for s in report.samples:
-        one = {"id": s.id, "label": label_text(s.y, settings), "added": time_text(s.added), "numbers": len(s.x)}
+        label = settings.name(s.y) if isinstance(s.y, int) else ", ".join(f"{v:g}" for v in s.y)
+        added = datetime.fromtimestamp(s.added, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        one = {"id": s.id, "label": label, "added": added, "numbers": len(s.x)}
         samples.append(one | ({"values": s.x} if values else {}))
     requests = [{"id": r.id, "state": r.state, "due": r.due} for r in report.requests]
     files = [asdict(f) for f in report.files]
     return {"subject": report.subject, "samples": samples, "files": files, "requests": requests}
 
 
-def report_lines(report: AccessReport, settings: Settings, store: str) -> list[str]:
+def report_lines(facts: dict[str, Any], store: str) -> list[str]:
     """Write a report for people."""
-    if not report.samples:
-        lines = [f"{report.subject}: no sample is held in {store}"]
-    else:
-        lines = [f"{report.subject}: {counted(len(report.samples), 'sample')} held in {store}"]
-        width = max(6, *(len(s.id) for s in report.samples))
+    samples = facts["samples"]
+    lines = [f"{facts['subject']}: {counted(len(samples), 'sample') if samples else 'no sample is'} held in {store}"]
+    if samples:
+        width = max(6, *(len(s["id"]) for s in samples))
         lines.append(f"  {'sample':<{width}}  {'added (UTC)':<19}  label")
-        lines += [f"  {s.id:<{width}}  {time_text(s.added)}  {label_text(s.y, settings)}" for s in report.samples]
-        numbers = counted(len(report.samples[0].x), "number")
+        lines += [f"  {s['id']:<{width}}  {s['added']}  {s['label']}" for s in samples]
+        numbers = counted(samples[0]["numbers"], "number")
         lines.append(f"  of each sample {numbers} are kept, computed from it (--json --values prints them)")
         lines += ["contained in:", "  the classifier of this store, which has learned all of them"]
         lines += [
-            f"  {f.path}: {counted(f.samples, 'sample')}{'' if f.found else ' (no longer found there)'}"
-            for f in report.files
+            f"  {f['path']}: {counted(f['samples'], 'sample')}{'' if f['found'] else ' (no longer found there)'}"
+            for f in facts["files"]
         ] or ["  no exported file or checkpoint that this store knows of"]
-    lines += [f"request {r.id}: {r.state}, an answer is due by {r.due}" for r in report.requests]
-    return lines
+    return lines + [f"request {r['id']}: {r['state']}, an answer is due by {r['due']}" for r in facts["requests"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import CLASS_WEIGHT, UsageError, class_names, command, count, grid, one_of, option, rho
-from torchlssvm.cli.console import OK, emit, progress, table
+from torchlssvm.cli.console import emit, progress, table
 from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ def init(options: argparse.Namespace) -> int:
         store.set_note(SETTINGS_NOTE, asdict(settings))
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
     bound = f", for the images that {options.backbone} sees" if options.backbone else ""
-    emit(options, said, f"{options.store}: an empty store of {head.in_features} features and {classes} classes{bound}")
-    return OK
+    return emit(
+        options, said, f"{options.store}: an empty store of {head.in_features} features and {classes} classes{bound}"
+    )
 
 
 def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None]:
@@ -187,8 +188,7 @@ def set_options(options: argparse.Namespace) -> int:
             raise StoreBusyError(f"{options.store} was changed by another process meanwhile: try again")
     weights = said["class_weight"]
     text = f"rho is {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)
 
 
 def options_in_use(head: Any) -> dict[str, Any]:
@@ -209,8 +209,7 @@ def stats(options: argparse.Namespace) -> int:
     shown = {name: value for name, value in found.items() if value not in (None, [], {})}
     shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
     shown["class_names"] = ", ".join(settings.classes) or "none"
-    emit(options, found, table(shown))
-    return OK
+    return emit(options, found, table(shown))
 
 
 @command("history", "List every event, after checking the chain they form.")
@@ -222,8 +221,7 @@ def history(options: argparse.Namespace) -> int:
     events = [{name: getattr(e, name) for name in names} | {"chain": e.chain.hex()} for e in entries]
     lines = [f"{'':>6}  {'time (UTC)':<19}  {'kind':<8} {'samples':>8}  event"]
     lines += [f"{e.position:>6}  {e.time[:19]}  {e.kind:<8} {e.samples:>8}  {e.event_id}" for e in entries]
-    emit(options, {"store": str(options.store), "events": events}, lines if entries else "no event yet")
-    return OK
+    return emit(options, {"store": str(options.store), "events": events}, lines if entries else "no event yet")
 
 
 # -- compact -----------------------------------------------------------------------------------------------------------
@@ -235,8 +233,7 @@ def compact(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         said: dict[str, Any] = {"position": store.position}
         text = compact_store(options, store, said)
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)
 
 
 def compact_store(options: argparse.Namespace, store: SampleStore, said: dict[str, Any]) -> str:
@@ -264,8 +261,7 @@ def pending(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store:
         found = list(PendingEvents(store))
     said = {"store": str(options.store), "pending": [pending_to_json(p) for p in found]}
-    emit(options, said, list(map(str, found)) if found else "no event is pending")
-    return OK
+    return emit(options, said, list(map(str, found)) if found else "no event is pending")
 
 
 @command(
@@ -281,8 +277,7 @@ def drop(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         dropped = drop_pending(store, options.event)
     said = {"store": str(options.store), "dropped": [pending_to_json(p) for p in dropped]}
-    emit(options, said, [f"dropped: {p}" for p in dropped])
-    return OK
+    return emit(options, said, [f"dropped: {p}" for p in dropped])
 
 
 def pending_to_json(waiting: Pending) -> dict[str, Any]:

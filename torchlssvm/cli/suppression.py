@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from torchlssvm.cli.arguments import ID, SUBJECT, SUPPRESSION_KEY, UsageError, command, option
-from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import open_store
 from torchlssvm.wording import counted
 
@@ -40,8 +40,7 @@ def suppression(options: argparse.Namespace) -> int:
             text += (
                 f"\nattention: {counted(len(held), 'sample')} of this store on the list, to be erased here too: {first}"
             )
-    emit(options, said, text)
-    return OK
+    return emit(options, said, text)
 
 
 @command(
@@ -75,5 +74,4 @@ def readmit(options: argparse.Namespace) -> int:
         names = store.readmit(subjects, ids, reason=options.reason)
         position = store.position
     text = f"{counted(names, 'name')} taken off the suppression list; the journal has it as event {position}"
-    emit(options, {"names": names, "position": position}, text)
-    return OK
+    return emit(options, {"names": names, "position": position}, text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import SUPPRESSION_KEY, TIMEOUT, UsageError, command, option
-from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.console import emit
 from torchlssvm.cli.export import load_head
 from torchlssvm.cli.keys import TRUSTED_KEYS, trusted_keys
 from torchlssvm.cli.store_access import holds_store, watched_store
@@ -81,10 +81,10 @@ def check_certificate(
 
 def read_certificate_file(path: Path) -> bytes:
     """The bytes of a certificate's file, as they are stamped and fingerprinted."""
-    from torchlssvm.audit.certificate import MAX_CERTIFICATE_BYTES
+    from torchlssvm.audit.documents import MAX_BYTES
     from torchlssvm.untrusted import read_regular
 
-    return read_regular(path, MAX_CERTIFICATE_BYTES)
+    return read_regular(path, MAX_BYTES["certificate"])
 
 
 def check_with_store(
@@ -139,8 +139,9 @@ def verify(options: argparse.Namespace) -> int:
         "checks": {name: str(check) for name, check in checks.items()},
         "outcomes": {name: check.outcome.value for name, check in checks.items()},
     }
-    emit(options, said, [headline(options, certificate), *(f"  {name}: {check}" for name, check in checks.items())])
-    return OK
+    return emit(
+        options, said, [headline(options, certificate), *(f"  {name}: {check}" for name, check in checks.items())]
+    )
 
 
 def headline(options: argparse.Namespace, certificate: Certificate) -> str:

@@ -66,8 +66,13 @@ class HeadSamples:
                 held.update(self._hashes_after(event, held))
                 new[event.event_id] = event
             results.append(EventResult(event.event_id, event.kind, 0, is_new, len(event.ids) if is_new else 0, None))
-        if new:
+        was_empty = self.machine.count == 0
+        try:
             self._change([*new.values()])
+        except Exception:
+            if was_empty:
+                self.machine.clear()
+            raise
         self.applied.update(dict.fromkeys(new))
         self.hashes.update({name: value for name, value in held.items() if value is not None})
         for name in [name for name, value in held.items() if value is None]:
@@ -124,7 +129,9 @@ class HeadSamples:
     def _change(self, events: Sequence[Event]) -> None:
         """Change the head by events: a linear one jointly, a kernel machine by one event."""
         change = NetChange()
-        removes = False
+        removes = not self.machine.by_ids and not all(isinstance(event, Add) for event in events)
+        if removes and self.machine.count:
+            _ = self.head.bias  # earlier removals are judged before, these at once
         for event in events:
             y_new = event.y_old if isinstance(event, Replace) and event.y is None else event.y
             if self.machine.by_ids:
@@ -137,15 +144,14 @@ class HeadSamples:
             x, y = event.x.to(self.head.device), y_new.to(self.head.device)
             if isinstance(event, Add):
                 change.add(event.ids, x, y)
-                continue
-            removes = True
-            if isinstance(event, Remove):
+                if self.machine.count == 0:  # the first samples decide an automatic grid
+                    change.apply(self.machine)
+                    change = NetChange()
+            elif isinstance(event, Remove):
                 change.remove(event.ids, x, y)
             else:
                 x_old = x if isinstance(event, Relabel) else event.x_old.to(self.head.device)
                 change.exchange(event.ids, x_old, event.y_old.to(self.head.device), x, y)
-        if removes:
-            _ = self.head.bias  # earlier removals are judged before, these at once
         change.apply(self.machine)
         if removes:
             _ = self.head.bias

@@ -379,7 +379,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         for delta in deltas:
             delta.hand_over()
             add_counts(head.pending.weights, delta.weights)
-            head.mark_uncertifiable(delta.uncertifiable)
+            head._mark_uncertifiable(delta.uncertifiable)
         head.pending.merged = head.pending.merged | set(names)
         head.pending.carried = head.pending.carried | set(names)
         return head

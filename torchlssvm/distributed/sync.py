@@ -363,7 +363,7 @@ class Exchange:
         if self.delta is not None:
             self.delta.hand_over()
         if self.receives:
-            head.mark_uncertifiable(plan.uncertifiable)
+            head._mark_uncertifiable(plan.uncertifiable)
 
 
 @exactly

@@ -93,7 +93,7 @@ class FitHead(Callback):
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.add_up(head)
         if isinstance(head, LSSVMHead):
-            head.choose_rho()
+            head._refresh_rho()
         self.fits += 1
         log_metrics(trainer, {"head_samples": float(samples.count)})
 

@@ -170,12 +170,8 @@ class LSSVMModule(LightningModule):
         names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = names
         self.learner = Learner(self.classifier.head)
-        self.accuracy = nn.ModuleDict({s: MulticlassAccuracy(num_classes, average="micro") for s in ("val", "test")})
-        each = num_classes <= MAX_RECALLED_CLASSES if recall is None else recall
-        self.recall = nn.ModuleDict(
-            {s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")} if each else {}
-        )
-        self.loss = nn.ModuleDict({s: MeanMetric(nan_strategy="disable") for s in ("val", "test")})
+        self._recalls = num_classes <= MAX_RECALLED_CLASSES if recall is None else recall
+        self.metrics = nn.ModuleDict({stage: nn.ModuleList([self._new_metrics()]) for stage in ("val", "test")})
         check_names(batch_names)
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
@@ -299,7 +295,7 @@ class LSSVMModule(LightningModule):
             if self.learner.path is not None:
                 self._synchronize()
             else:
-                head.choose_rho()
+                head._refresh_rho()
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
@@ -330,26 +326,35 @@ class LSSVMModule(LightningModule):
         else:
             self._synchronize()
 
+    def _new_metrics(self) -> nn.ModuleDict:
+        """Make the metrics of one loader."""
+        classes = self.hparams["num_classes"]
+        found = {"accuracy": MulticlassAccuracy(classes, average="micro"), "loss": MeanMetric(nan_strategy="disable")}
+        return nn.ModuleDict(found | ({"recall": MulticlassRecall(classes, average=None)} if self._recalls else {}))
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count what is right. A head that holds nothing yet is not judged."""
-        self._judge("val", batch, self.trainer.val_dataloaders)
+        self._judge("val", batch, self.trainer.val_dataloaders, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count what is right."""
-        self._judge("test", batch, self.trainer.test_dataloaders)
+        self._judge("test", batch, self.trainer.test_dataloaders, dataloader_idx)
 
-    def _judge(self, stage: str, batch: Any, loader: Any) -> None:
-        part = self._real(self._unpack(batch), stage, loader)
+    def _judge(self, stage: str, batch: Any, loaders: Any, index: int) -> None:
+        given = list(loaders.values()) if isinstance(loaders, dict) else loaders
+        given = given if isinstance(given, list | tuple) else [given]
+        groups: Any = self.metrics[stage]
+        groups.extend(self._new_metrics().to(self.device) for _ in given[len(groups) :])
+        part = self._real(self._unpack(batch), f"{stage} {index}", given[index])
         if not self.learner.empty and len(part.y):
             scores = self(part.x)
             predicted = scores.argmax(1)
-            for metric in [group[stage] for group in (self.accuracy, self.recall) if stage in group]:
-                metric.update(predicted, part.y)  # type: ignore[operator]
             if getattr(self.head, "multiclass", "ovr") == "ovo":
                 loss = (predicted != part.y).double()
             else:
                 loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
-            self.loss[stage].update(loss)  # type: ignore[operator]
+            for name, metric in groups[index].items():
+                metric.update(*((loss,) if name == "loss" else (predicted, part.y)))
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy, loss and the recall of each class."""
@@ -369,21 +374,23 @@ class LSSVMModule(LightningModule):
         self._log_metrics("test")
 
     def _log_metrics(self, stage: str) -> None:
-        self._at.pop(stage, None)
+        """Log the metrics of each loader, under Lightning's names where there are several."""
+        self._at = {name: at for name, at in self._at.items() if not name.startswith(stage)}
         if self.trainer.sanity_checking or self.learner.empty:
             return
-        found: dict[str, Any] = {}
-        with warnings.catch_warnings():  # a rank may have had no sample at all
-            warnings.simplefilter("ignore", UserWarning)
-            for name, group in (("accuracy", self.accuracy), ("loss", self.loss), ("recall", self.recall)):
-                if stage in group:
-                    found[name] = group[stage].compute()  # type: ignore[operator]
-                    group[stage].reset()  # type: ignore[operator]
-        each = {f"{stage}_recall_{k}": value for k, value in enumerate(found.pop("recall", ()))}
-        # The metrics have added the ranks up: the mean of equal values is the value, and Lightning has nothing to warn of.
-        for name, value in found.items():
-            self.log(f"{stage}_{name}", value, prog_bar=name == "accuracy", sync_dist=True)
-        self.log_dict(each, sync_dist=True)
+        groups: Any = self.metrics[stage]
+        for index, group in enumerate(groups):
+            end = f"/dataloader_idx_{index}" if len(groups) > 1 else ""
+            with warnings.catch_warnings():  # a rank may have had no sample at all
+                warnings.simplefilter("ignore", UserWarning)
+                found = {name: metric.compute() for name, metric in group.items()}
+            each = {f"{stage}_recall_{k}{end}": value for k, value in enumerate(found.pop("recall", ()))}
+            # The metrics have added the ranks up: the mean of equal values is the value, and Lightning has nothing to warn of.
+            for name, value in found.items():
+                shown = name == "accuracy"
+                self.log(f"{stage}_{name}{end}", value, prog_bar=shown, sync_dist=True, add_dataloader_idx=False)
+            self.log_dict(each, sync_dist=True, add_dataloader_idx=False)
+        self.metrics[stage] = nn.ModuleList([self._new_metrics().to(self.device)])
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Compute scores (B, K) of a batch with or without labels."""

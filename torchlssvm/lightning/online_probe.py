@@ -135,7 +135,7 @@ class OnlineProbe(Callback):
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._merge_windows()
         if isinstance(self.probe, LSSVMHead):
-            self.probe.choose_rho()
+            self.probe._refresh_rho()
 
     def _merge_windows(self) -> Any:
         """Merge all ranks' windows into one head, on the coarsest of their grids."""

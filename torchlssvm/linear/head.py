@@ -63,8 +63,8 @@ class LSSVMHead(LinearHead):
         num_classes: K, the number of classes (or of float targets; 1 for plain regression).
         rho: the regularization, settable at any time. The default of 1.0 can cost accuracy where features are large, small or
             many (4,000 CIFAR features: 72.9 % at 1.0, 76.9 % by GCV). ``"gcv"`` chooses it from the statistics alone, among
-            powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by ``refresh()`` and
-            ``choose_rho()``, at the end of a fit or command and before a certificate. In between it stays as it is, updates are
+            powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by ``refresh()``,
+            at the end of a fit or command and before a certificate. In between it stays as it is, updates are
             Theorem 1's, and ``choices`` says that it is older than the samples.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
@@ -199,7 +199,7 @@ class LSSVMHead(LinearHead):
         return self
 
     @contextmanager
-    def trusted_removals(self) -> Iterator[None]:
+    def _trusted_removals(self) -> Iterator[None]:
         """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
 
         Without this guarantee and without fingerprints every removal would be tested by a solve.
@@ -216,7 +216,7 @@ class LSSVMHead(LinearHead):
         """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
         return self._uncertifiable
 
-    def mark_uncertifiable(self, reason: str | None) -> None:
+    def _mark_uncertifiable(self, reason: str | None) -> None:
         """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
         self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
@@ -278,7 +278,7 @@ class LSSVMHead(LinearHead):
         if batch.labels is not None and by_class is not None:
             weights = weights * by_class[batch.labels]
         if len(batch):
-            self.mark_uncertifiable(INEXACT_REMOVAL)
+            self._mark_uncertifiable(INEXACT_REMOVAL)
         mean, total = None, None
         if self.intercept == "free":
             assert isinstance(self.solver, SharedSolver)
@@ -754,7 +754,7 @@ class LSSVMHead(LinearHead):
                     self.rows.changed = self.rows.changed.plus(theirs_known, sign)
                 self.rows.replace(rows, key, UNKNOWN_ROWS)
                 self.pending.combine(other.pending, sign)
-                self.mark_uncertifiable(other.uncertifiable)
+                self._mark_uncertifiable(other.uncertifiable)
                 if sign < 0 and mine.drained:
                     self._emptied(mine)
         return self

@@ -179,7 +179,7 @@ class LinearHead(nn.Module):
         del reason
         return self
 
-    def trusted_removals(self) -> AbstractContextManager[None]:
+    def _trusted_removals(self) -> AbstractContextManager[None]:
         """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
 
         Without this guarantee and without fingerprints every removal would be tested by a solve.
@@ -253,14 +253,14 @@ class LinearHead(nn.Module):
 
         A rho with a rule is chosen again first, if samples have changed since it was.
         """
-        self.choose_rho()
+        self._refresh_rho()
         with self.changing(same_samples=True):
             self._solve_afresh()
         self.solve()
         return self
 
     @exclusive
-    def choose_rho(self) -> Self:
+    def _refresh_rho(self) -> Self:
         """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
         choices = self.data_choices
         if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
@@ -413,7 +413,7 @@ class LinearHead(nn.Module):
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
     @exclusive
-    def derived_anew(self) -> dict[str, Tensor]:
+    def _derived_anew(self) -> dict[str, Tensor]:
         """What a new head with the same options derives from the same samples."""
         fresh = type(self).from_config(self.config(), device=self.device)
         fresh.adopt(self.sample_state())

@@ -156,13 +156,13 @@ class LinearAdapter(SampleAdapter):
             None if samples is None else (samples[0], samples[1].to(device), samples[2].to(device))
             for samples in (added, removed)
         )
-        with self.head.trusted_removals():
+        with self.head._trusted_removals():
             super().exchange(new, old)
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
         """Give samples of the store the labels (B, ...) in place of y."""
         device = self.head.device
-        with self.head.trusted_removals():
+        with self.head._trusted_removals():
             super().relabel(names, labels.to(device), x.to(device), y.to(device))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.keys import sign
-from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.events import (
@@ -41,15 +40,13 @@ from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
-from torchlssvm.store.dataset import StoreDataset
-from torchlssvm.store.erasure.receipts import KeptReceipts
-from torchlssvm.store.erasure.requests import Requests, name_list
+from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.erasure.suppression_list import refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
-from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
 
@@ -402,7 +399,8 @@ class SampleStore:
 
     def dataset(self) -> StoreDataset:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
-        return StoreDataset(self.path, self.find())
+        with self.view():
+            return StoreDataset(self.path, [i for ids, _ in self.table.names() for i in ids])
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
         """Values written with :meth:`set_note`, by name, in order; with a prefix, those whose names begin with it."""
@@ -547,7 +545,7 @@ class SampleStore:
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
-                        adapter.head.choose_rho()
+                        adapter.head._refresh_rho()
                     options = self.live.save_options()
             except BaseException:
                 self.live.discard_options()
@@ -836,7 +834,7 @@ class SampleStore:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
         With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for a verifier who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        for a verifier who must check a head without it (:class:`~torchlssvm.audit.Opening`).
         """
         with self.view():
             at = self.position if position is None else position

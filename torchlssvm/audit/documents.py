@@ -1,0 +1,52 @@
+"""Files of an audit: read within bounds and checked against their JSON schemas; secret ones written for their owner only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchlssvm import schema
+from torchlssvm.canonical_json import loads
+from torchlssvm.errors import VerificationError
+from torchlssvm.untrusted import read_regular
+
+SCHEMAS = Path(__file__).parent / "schemas"
+"""Folder of the JSON schemas."""
+
+MAX_BYTES = {"certificate": 2**28, "receipt": 2**31, "opening": 2**16}
+"""Bytes of a file: three million samples; more than SQLite lets a store keep of one erasure; 300 times an opening."""
+
+NAMES = {"certificate": "a certificate", "envelope": "a certificate", "receipt": "a receipt", "opening": "an opening"}
+
+
+def read_document(source: str | bytes | os.PathLike[str], kind: str) -> Any:
+    """Parse JSON (bytes), or that of a regular file (a path), within bounds; VerificationError when it is none."""
+    try:
+        return loads(source if isinstance(source, bytes) else read_regular(source, MAX_BYTES[kind]))
+    except ValueError as error:
+        raise VerificationError(f"not {NAMES[kind]}: {str(error)[:200]}") from None
+
+
+def check_document(data: Any, kind: str) -> dict[str, Any]:
+    """Check the fields by the schema of this kind; VerificationError names the first that is wrong."""
+    plain = dict(data) if isinstance(data, Mapping) else data
+    try:
+        schema.check(plain, schema.load(SCHEMAS / f"{kind}.json"))
+    except ValueError as error:
+        raise VerificationError(f"not {NAMES[kind]}: {error}") from None
+    return dict(plain)
+
+
+def write_private(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        Path(path).unlink(missing_ok=True)  # no incomplete file stays
+        raise
