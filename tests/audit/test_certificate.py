@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from torchlssvm.store import SampleStore, check_absence
 pytest.importorskip("cryptography", reason="signatures need the package cryptography")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support import store_file
+from tests.support import crafted, store_file
 
 J, K, N = 6, 3, 30
 KEY = Ed25519PrivateKey.generate()
@@ -135,22 +134,19 @@ def test_it_holds_after_later_events_too(store: SampleStore) -> None:
     assert report.checks["state"].outcome is Outcome.CHANGED
 
 
-def test_unsigned(store: SampleStore) -> None:
-    certificate = store.certificate("erasure")
-    with pytest.raises(VerificationError, match="not signed") as caught:
-        verify(certificate, head=store.head)
-    assert (caught.value.check.name, caught.value.check.outcome) == ("signature", Outcome.FAILED)
-    with pytest.raises(VerificationError, match="not signed"):
-        verify(certificate, head=store.head, public_key=PUBLIC, allow_unsigned=True)
-    assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
-
-
-def test_the_key_comes_from_the_verifier(store: SampleStore) -> None:
-    certificate = store.certificate("erasure", key=KEY)
-    with pytest.raises(VerificationError, match="public key"):
-        verify(certificate, head=store.head)
-    with pytest.raises(VerificationError, match="another key"):
-        verify(certificate, public_key=Ed25519PrivateKey.generate().public_key())
+def test_signatures_and_their_absence(store: SampleStore) -> None:
+    """Without a signature or a key nothing is believed unless asked for; the key comes from the verifier."""
+    unsigned, certificate = store.certificate("erasure"), store.certificate("erasure", key=KEY)
+    for given, options in (
+        (unsigned, {}),
+        (unsigned, {"public_key": PUBLIC, "allow_unsigned": True}),
+        (certificate, {}),
+        (certificate, {"public_key": Ed25519PrivateKey.generate().public_key()}),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify(given, head=store.head, store=store, **options)
+        assert (caught.value.check.name, caught.value.check.outcome) == ("signature", Outcome.FAILED)
+    assert verify(unsigned, head=store.head, store=store, allow_unsigned=True)
     with pytest.raises(ValueError, match="private key"):
         verify(certificate, public_key=KEY)
 
@@ -303,46 +299,27 @@ ATTACKS = {
 def test_tampering_with_the_store_fails(store: SampleStore, name: str) -> None:
     certificate = store.certificate("erasure", key=KEY)
     statement, reason = ATTACKS[name]
-    db = sqlite3.connect(store.path / "samples.sqlite")
-    db.execute(statement)
-    db.commit()
-    db.close()
+    crafted.execute(statement)(store.path)
     with pytest.raises((VerificationError, StoreError), match=reason):
         verify(certificate, head=store.head, store=store, public_key=PUBLIC)
 
 
 def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     """Even by somebody who kept the row and writes it with its nonce and a right checksum."""
-    from torchlssvm.store.database import checksum
-
-    rows = store.get(["s0"])
-    ((blob,),) = store_file.read(store.path, "SELECT features FROM samples WHERE id = 's0'")
+    kept = store_file.read(store.path, "SELECT * FROM samples WHERE id = 's0'")[0]
     store.apply(Remove(ids=["s0"], event_id="two"))
     certificate = store.certificate("two", key=KEY)
-    record = (99, "s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
-    db = sqlite3.connect(store.path / "samples.sqlite")
-    columns = "seq, id, subject, label, target, position, added, nonce, checksum, features"
-    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
-    db.commit()
-    db.close()
+    with crafted.sql(store.path) as db:
+        db.execute(f"INSERT INTO samples VALUES ({', '.join('?' * len(kept))})", kept)
     with pytest.raises(VerificationError, match="erased is among the rows"):
         verify(certificate, head=store.head, store=store, public_key=PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["id", "nonce"])
-def test_an_altered_name_of_a_surviving_row_is_noticed(store: SampleStore, name: str) -> None:
+@pytest.mark.parametrize("change", [{"id": "another"}, {"nonce": bytes(32)}])
+def test_an_altered_name_of_a_surviving_row_is_noticed(store: SampleStore, change: dict[str, Any]) -> None:
     """Even with a right checksum: the journal has a commitment to each id with its nonce."""
-    from torchlssvm.store.database import checksum
-
     certificate = store.certificate("erasure", key=KEY)
-    db = sqlite3.connect(store.path / "samples.sqlite")
-    columns = "seq, id, subject, label, target, position, added, nonce, features"
-    row = list(db.execute(f"SELECT {columns} FROM samples WHERE seq = 1").fetchone())
-    row[{"id": 1, "nonce": 7}[name]] = {"id": "another", "nonce": bytes(32)}[name]
-    values = (row[1], row[7], checksum(tuple(row[:8]), row[8]))
-    db.execute("UPDATE samples SET id = ?, nonce = ?, checksum = ? WHERE seq = 1", values)
-    db.commit()
-    db.close()
+    crafted.sample(**change)(store.path)
     with pytest.raises(VerificationError, match="id or nonce was altered: row 1"):
         verify(certificate, head=store.head, store=store, public_key=PUBLIC)
 

@@ -1,10 +1,9 @@
-"""Certificates judged by programs that others wrote: DSSE, in-toto, JSON schema, sigstore for Node, openssl ts."""
+"""Certificates judged by programs that others wrote: DSSE, in-toto, JSON schema, openssl ts."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -25,8 +24,6 @@ from torchlssvm.store import SampleStore
 
 pytest.importorskip("cryptography", reason="signatures need torchlssvm[audit]")
 DOCS = Path(__file__).parents[2] / "docs"
-NODE_FOLDER = "TORCHLSSVM_NODE_MODULES"
-"""Names a folder node_modules with @sigstore/verify and @sigstore/bundle."""
 
 
 @pytest.fixture(scope="module")
@@ -134,50 +131,6 @@ def test_the_statement_fits_its_schema(place: Path) -> None:
         }
         with pytest.raises(VerificationError, match="not a certificate"):
             audit.Certificate.from_dict(envelope)
-
-
-# -- Node --------------------------------------------------------------------------------------------------------------
-
-SIGSTORE = """
-const fs = require("fs"), { bundleFromJSON } = require("@sigstore/bundle"), { crypto } = require("@sigstore/core");
-const { Verifier, toSignedEntity, toTrustMaterial } = require("@sigstore/verify");
-const [file, pem] = process.argv.slice(2), dsseEnvelope = JSON.parse(fs.readFileSync(file, "utf8"));
-const bundle = bundleFromJSON({ mediaType: "application/vnd.dev.sigstore.bundle.v0.3+json", dsseEnvelope,
-  verificationMaterial: { publicKey: { hint: "" }, tlogEntries: [], timestampVerificationData: { rfc3161Timestamps: [] } } });
-const publicKey = crypto.createPublicKey(fs.readFileSync(pem, "utf8"));
-const nothing = { certificateAuthorities: [], timestampAuthorities: [], tlogs: [], ctlogs: [] };
-const trust = toTrustMaterial(nothing, () => ({ publicKey, validFor: () => true }));
-new Verifier(trust, { ctlogThreshold: 0, tlogThreshold: 0, timestampThreshold: 0 }).verify(toSignedEntity(bundle));
-console.log("holds");
-"""
-
-
-def test_the_envelope_verifies_with_sigstore_for_node(place: Path, altered: Path, tmp_path: Path) -> None:
-    """@sigstore/verify takes one signature an envelope: each is judged in an envelope of its own."""
-    node, folder = shutil.which("node"), os.environ.get(NODE_FOLDER)
-    if node is None or folder is None or not (Path(folder) / "@sigstore" / "verify").is_dir():
-        pytest.skip(f"needs node and, in the folder {NODE_FOLDER} names, npm install @sigstore/verify @sigstore/bundle")
-    (tmp_path / "judge.cjs").write_text(SIGSTORE)
-
-    def judged(file: Path, signature: int, key: str) -> tuple[int, str]:
-        envelope = json.loads(file.read_text())
-        one = envelope | {"signatures": [envelope["signatures"][signature]]}
-        (tmp_path / "one.json").write_text(json.dumps(one))
-        command = [node, tmp_path / "judge.cjs", tmp_path / "one.json", place / f"{key}.pem.pub"]
-        done = subprocess.run(
-            command, env=os.environ | {"NODE_PATH": folder}, capture_output=True, text=True, timeout=60
-        )
-        return done.returncode, done.stdout.strip() + done.stderr
-
-    assert judged(place / "R.json", 0, "issuer") == (0, "holds")
-    assert judged(place / "R.json", 1, "next") == (0, "holds")
-    for wrong in (
-        judged(place / "R.json", 0, "next"),
-        judged(place / "R.json", 0, "stranger"),
-        judged(altered, 0, "issuer"),
-    ):
-        assert wrong[0] == 1
-        assert "signature verification failed" in wrong[1]
 
 
 # -- time stamps -------------------------------------------------------------------------------------------------------

@@ -17,16 +17,11 @@ PARTS_OVER_TIME = 20
 
 def draw_charts(found: Findings) -> dict[str, str]:
     """All charts of a report, each as a data URI."""
-    return {
-        "calibration": chart(lambda axes: draw_calibration(axes, found)),
-        "rho": chart(lambda axes: draw_rho(axes, found)),
-        "accuracy": chart(lambda axes: draw_accuracy(axes, found)),
-        "leverage": chart(lambda axes: draw_leverage(axes, found)),
-        "size": chart(lambda axes: draw_size(axes, found)),
-    }
+    drawings = (draw_calibration, draw_rho, draw_accuracy, draw_leverage, draw_size)
+    return {draw.__name__.removeprefix("draw_"): chart(draw, found) for draw in drawings}
 
 
-def chart(draw: Callable[[Any], None]) -> str:
+def chart(draw: Callable[[Any, Findings], None], found: Findings) -> str:
     """Draw into new axes on a transparent ground."""
     try:
         from matplotlib import rc_context
@@ -41,7 +36,7 @@ def chart(draw: Callable[[Any], None]) -> str:
         axes = figure.subplots()
         axes.grid(axis="y")
         axes.spines[["top", "right"]].set_visible(False)
-        draw(axes)
+        draw(axes, found)
         out = io.BytesIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"

@@ -102,11 +102,9 @@ def class_rows(found: Findings, names: Sequence[str]) -> list[list[str]]:
 
 def card(found: Findings, pictures: Source, names: Sequence[str], i: int, note: str) -> dict[str, Any]:
     """One sample with its picture."""
-    sample = (found.labels.ids or ())[i]
-    label = names[int(found.labels.labels[i])]
-    return {"id": sample, "subject": found.subjects[i], "picture": pictures(sample), "label": label, "note": note} | {
-        "proposed": None, "share": "",
-    }  # fmt: skip
+    sample, label = (found.labels.ids or ())[i], names[int(found.labels.labels[i])]
+    shown = {"id": sample, "subject": found.subjects[i], "picture": pictures(sample), "label": label, "note": note}
+    return shown | {"proposed": None, "share": ""}
 
 
 def suspicious_card(found: Findings, pictures: Source, names: Sequence[str], i: int) -> dict[str, Any]:

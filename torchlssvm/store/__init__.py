@@ -8,14 +8,13 @@ A store is a folder:
     *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
 """
 
-from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.erasure.absence import check_absence
 from torchlssvm.store.erasure.access_report import AccessReport
 from torchlssvm.store.erasure.requests import ErasureRequest
 from torchlssvm.store.erasure.suppression_list import SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.journal import Entry
 from torchlssvm.store.sample_store import Compaction, Preview, Sample, SampleStore
-from torchlssvm.store.sample_table import StoredRows
+from torchlssvm.store.sample_table import StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION
 from torchlssvm.store.transaction import EventResult
 

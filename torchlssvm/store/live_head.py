@@ -239,13 +239,12 @@ class LiveHead:
         self._snapshot_position, self._rows_since_snapshot = self.position, 0
 
     def keep(self) -> None:
-        """Write options that were set and a snapshot, before the store closes.
+        """Write options that were set, before the store closes, and a snapshot, which only saves time.
 
-        First what would be lost, then what only saves time: StoreError if the options could not be written.
+        StoreError if the options could not be written.
         """
         if self.adapter is None or self.stale:
             return
-        trouble: StoreError | None = None
         if (self.adapter.config(), self.adapter.chosen()) != self.options:
             try:
                 with self.db.transaction():
@@ -255,7 +254,9 @@ class LiveHead:
                     else:
                         log.warning("%s: others have written since; options set here are not kept", self.path)
             except StoreError as error:
-                trouble = error
+                raise type(error)(
+                    f"{self.path} is closed and every event is kept, but not the options that were set on its head: {error}"
+                ) from error
         try:
             with self.db.transaction():
                 self.write_snapshot()
@@ -263,7 +264,3 @@ class LiveHead:
             log.info("%s: another writer is at work, closed without a snapshot", self.path)
         except (OSError, StoreError) as error:
             log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
-        if trouble is not None:
-            raise type(trouble)(
-                f"{self.path} is closed and every event is kept, but not the options that were set on its head: {trouble}"
-            ) from trouble

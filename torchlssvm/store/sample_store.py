@@ -40,15 +40,13 @@ from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
-from torchlssvm.store.dataset import StoreDataset
-from torchlssvm.store.erasure.receipts import KeptReceipts
-from torchlssvm.store.erasure.requests import Requests, name_list
+from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.erasure.suppression_list import refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
-from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
 
@@ -401,7 +399,8 @@ class SampleStore:
 
     def dataset(self) -> StoreDataset:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
-        return StoreDataset(self.path, self.find())
+        with self.view():
+            return StoreDataset(self.path, [i for ids, _ in self.table.names() for i in ids])
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
         """Values written with :meth:`set_note`, by name, in order; with a prefix, those whose names begin with it."""

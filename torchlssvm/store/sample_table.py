@@ -15,17 +15,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.store.database import VARIABLES_PER_QUERY, Database, checksums
+from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, checksums
 from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
@@ -433,3 +435,35 @@ class SampleTable:
         )
         if sign < 0:
             self.db.many("DELETE FROM subjects WHERE subject = ? AND samples = 0", ((s,) for s in counts))
+
+
+class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
+    """(x, y) of every sample that the store held when this was made; RemovalError for one that was erased since.
+
+    Each process opens the file for itself, so a DataLoader may use any number of workers.
+    """
+
+    def __init__(self, path: Path, ids: list[str]):
+        self.path, self.ids = path, ids
+        self._table: SampleTable | None = None
+        self._owner = 0  # the process that has opened it
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """A batch at once, which is how a DataLoader asks."""
+        if self._table is None or self._owner != os.getpid():
+            self._table = SampleTable(Database(self.path / DATABASE_FILE, False, readonly=True))
+            self._owner = os.getpid()
+        wanted = [self.ids[i] for i in indices]
+        with self._table.db.view():
+            self._table.load_codec()
+            rows = self._table.read(self._table.find(wanted), wanted)
+        return list(zip(rows.x, rows.y, strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_owner": 0, "_table": None}
