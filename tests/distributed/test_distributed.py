@@ -180,7 +180,6 @@ def differences_are_one_error_everywhere(rank, world):
         "fingerprint": lambda: (head(), {"fingerprint": "a" if odd else "b"}),
         "no head": lambda: (torch.nn.Linear(2, 2) if odd else head(), {}),
         "no grid": lambda: (head(grid=None if odd else GRID), {}),
-        "no statistics": lambda: (head(statistics=not odd), {}),
     }
     out = {}
     for name, make in cases.items():
@@ -627,7 +626,6 @@ def test_differences_are_one_error_everywhere(result):
         "fingerprint": "fingerprint is b on ranks 0, 1, 2; fingerprint is a on rank 3",
         "no head": "on rank 3: needed an LSSVMHead",
         "no grid": "on rank 3: exchanging changes needs a grid",
-        "no statistics": "on rank 3: exchanging changes needs statistics=True",
         "auto grids": "not grid='auto'",
         "kind": "kind is labels on ranks 0, 1, 2; kind is values on rank 3",
         "destination": "rank must be an int in 0..3, got 5",

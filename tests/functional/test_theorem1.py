@@ -139,17 +139,3 @@ def test_inertia_rule(seed, adds, removes, absent, J):
         updated = update(torch.linalg.inv(A), change, U)
         assert relative(updated, torch.linalg.inv(new)) < 1e-9
         assert torch.allclose(updated, updated.T, atol=1e-12)
-
-
-def test_joint_update_needs_the_indefinite_form():
-    """A joint update whose S is not symmetric: Cholesky on S would be silently wrong, ours is not."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, J, generator=generator, dtype=torch.float64)
-    P = RHO * torch.linalg.inv(RHO * I + x[:30].T @ x[:30])
-    Phi, Phi_d = torch.cat([x[30:], x[:10]]).T, torch.cat([x[30:], -x[:10]]).T
-    S = RHO * torch.eye(20, dtype=torch.float64) + Phi_d.T @ P @ Phi
-    assert not torch.allclose(S, S.T)
-    d = torch.cat([torch.ones(10), -torch.ones(10)]).double()
-    U = Phi.T @ P
-    ours = update(P / RHO, theorem1.factor_change(U @ Phi / RHO, d, 10), U / RHO)
-    assert relative(ours, torch.linalg.inv(RHO * I + x[10:].T @ x[10:])) < 1e-10

@@ -1,7 +1,5 @@
 """Against dense float64 retraining on the same gridded features, after 1,000 random operations."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -21,21 +19,6 @@ def ill_conditioned():
     mix, _ = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64))
     x = (x * torch.logspace(0, -3.5, 64, dtype=torch.float64)) @ mix
     return x, torch.arange(700) % 3, 5e-4
-
-
-def mnist_pixels():
-    import gzip
-    import os
-
-    import numpy as np
-
-    root = Path(os.environ["TORCHLSSVM_DATA"]) / "mnist"
-    raw = [
-        gzip.decompress((root / f"train-{name}.gz").read_bytes()) for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
-    ]
-    images = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 784)
-    labels = np.frombuffer(raw[1], np.uint8, offset=8)
-    return torch.from_numpy(images[:2000] / 255.0), torch.from_numpy(labels[:2000].astype("int64")), 1.0
 
 
 def breast_cancer():
@@ -104,7 +87,6 @@ def run(head, make, x, y, rho, operations, check_every, seed=0):
         pytest.param(random_features, id="random"),
         pytest.param(ill_conditioned, id="ill-conditioned"),
         pytest.param(breast_cancer, id="breast cancer"),
-        pytest.param(mnist_pixels, id="mnist", marks=[pytest.mark.data, pytest.mark.slow]),
     ],
 )
 def test_thousand_operations(features, form):

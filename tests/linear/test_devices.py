@@ -24,16 +24,10 @@ GRID = FixedPoint(8.0)
 FORMS: dict[str, dict[str, Any]] = {
     "free": {"grid": GRID},
     "auto": {},
-    "penalized": {"grid": GRID, "intercept": "penalized"},
-    "none": {"grid": GRID, "intercept": "none"},
     "float sums": {"grid": None},
     "balanced": {"grid": GRID, "class_weight": "balanced"},
-    "complement": {"grid": GRID, "class_weight": "complement", "intercept": "penalized"},
-    "weights": {"grid": GRID, "class_weight": [1.0, 2.0, 0.5]},
-    "per class": {"grid": GRID, "per_class": True},
-    "folds": {"grid": GRID, "folds": 3},
+    "weights": {"grid": GRID, "class_weight": [1.0, 2.0, 0.5], "intercept": "penalized"},
     "folds per class": {"grid": GRID, "folds": 2, "per_class": True, "intercept": "none"},
-    "ovo": {"grid": GRID, "multiclass": "ovo"},
     "ovo, balanced": {"grid": GRID, "multiclass": "ovo", "class_weight": "balanced", "intercept": "penalized"},
     "ovo, weights, float sums": {
         "grid": None,
@@ -41,8 +35,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "class_weight": [1.0, 2.0, 0.5],
         "intercept": "none",
     },
-    "values": {"grid": GRID, "targets": True},
-    "values, float sums": {"grid": None, "targets": True, "intercept": "penalized"},
     "values, folds": {"grid": GRID, "targets": True, "folds": 2},
 }
 
@@ -101,19 +93,14 @@ def reload(head: LSSVMHead, form: str) -> LSSVMHead:
 Operation = Callable[[LSSVMHead, str, Samples], Any]
 OPERATIONS: dict[str, Operation] = {
     "add one": lambda h, f, s: h.add(*s(range(FRESH.start, FRESH.start + 1))),
-    "add few": lambda h, f, s: h.add(*s(FRESH)),
     "add few, weighted": lambda h, f, s: h.add(*s(FRESH, weight=True)),
     "add bulk": lambda h, f, s: h.add(*s(range(BULK))),
-    "add bulk, weighted": lambda h, f, s: h.add(*s(range(BULK), weight=True)),
     "add nothing": lambda h, f, s: h.add(*s(range(0))),
-    "remove one": lambda h, f, s: h.remove(*s(range(1))),
     "remove few": lambda h, f, s: h.remove(*s(OLD)),
     "remove bulk": lambda h, f, s: h.remove(*s(MANY)),
     "remove pending": lambda h, f, s: h.remove(*s(range(BULK, BULK + FEW))),
     "update": lambda h, f, s: h.update(add=s(FRESH), remove=s(OLD)),
-    "update bulk": lambda h, f, s: h.update(add=s(FRESH), remove=s(MANY)),
     "relabel": lambda h, f, s: relabel(h, s, OLD),
-    "relabel bulk": lambda h, f, s: relabel(h, s, MANY),
     "replace": lambda h, f, s: h.replace(*s(OLD)[:2], *s(FRESH)[:2]),
     "merge": lambda h, f, s: h.merge(like(h, f, s, OLD)),
     "+=": lambda h, f, s: operator.iadd(h, like(h, f, s, range(BULK))),
@@ -128,7 +115,6 @@ OPERATIONS: dict[str, Operation] = {
     "half": lambda h, f, s: nn.Sequential(h).half()[0],
     "statistics": lambda h, f, s: [h.statistics.M, h.statistics.V, h.statistics.T],
     "class_weight": lambda h, f, s: setattr(h, "class_weight", [3.0, 2.0, 1.0]),
-    "class_weight, balanced": lambda h, f, s: setattr(h, "class_weight", "balanced"),
     "inference mode": lambda h, f, s: torch.inference_mode()(lambda: h.add(*s(FRESH)))(),
     "add_classes": lambda h, f, s: (
         setattr(h, "class_weight", None) if isinstance(h.class_weight, Tensor) else h.add_classes(1)
@@ -143,7 +129,7 @@ def applies(operation: str, form: str) -> bool:
         "statistics", True
     ):
         return False
-    if operation in ("forget_class", "class_weight", "class_weight, balanced"):
+    if operation in ("forget_class", "class_weight"):
         return bool(per_class) and options.get("statistics", True)
     return not (operation == "replace" and options.get("folds"))  # replace takes no ids
 

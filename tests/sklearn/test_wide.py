@@ -81,6 +81,7 @@ def test_leave_one_out_in_the_dual():
         model.label_errors(S[:5], Y[:5])
 
 
+@pytest.mark.filterwarnings("ignore::torchlssvm.errors.NumericalWarning")  # a path may choose a tiny rho
 @pytest.mark.parametrize(
     "options",
     [

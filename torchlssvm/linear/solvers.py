@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,48 +39,6 @@ class SolverOptions:
     def follows_counts(self) -> bool:
         """True when class weights change with every sample, so that all of the system does."""
         return isinstance(self.class_weight, str)
-
-
-class Solver(Protocol):
-    """Weights of a head, kept up to date with its samples.
-
-    Attributes:
-        options: rho, intercept and class weights.
-        stamp: counts the times that the weights of one state were computed another way.
-    """
-
-    options: SolverOptions
-    stamp: int
-
-    def reset(self) -> None:
-        """Forget the caches: the next read solves from statistics (the compact form forgets its samples)."""
-
-    def set_rho(self, rho: float) -> None:
-        """Change the regularization; the samples stay."""
-
-    def release(self, rows: int) -> None:
-        """Free memory before a change of so many rows, where it would not be used after."""
-
-    def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
-        """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
-
-    def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
-        """Take in other labels or targets of the same samples. rows: on the grid (B, J), where they are at hand."""
-
-    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
-        """w (J, outputs) and b (outputs,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
-
-    def inverse(self) -> Tensor:
-        """P, up to date."""
-
-    def whitened(self) -> Whitened | None:
-        """The system as solved, whitened; None where that takes another solve."""
-
-    def drop_raw_samples(self) -> None:
-        """Drop raw samples from the caches, keep the weights."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Weights in the solver's own coordinates, for a file."""
 
 
 def code_labels(labels: Tensor, K: int) -> Tensor:
@@ -375,6 +333,10 @@ class PairwiseSolver:
             self._P = {p: P[i] for i, p in enumerate(self.pairs)}
 
 
-def make_solver(stats: Statistics, options: SolverOptions, multiclass: str) -> SharedSolver | PairwiseSolver:
+Solver: TypeAlias = SharedSolver | PairwiseSolver
+"""Weights of a head, kept up to date with its samples; ``stamp`` counts the ways that the weights of a state were computed."""
+
+
+def make_solver(stats: Statistics, options: SolverOptions, multiclass: str) -> Solver:
     """Solver for a way of handling several classes."""
     return PairwiseSolver(stats, options) if multiclass == "ovo" else SharedSolver(stats, options)

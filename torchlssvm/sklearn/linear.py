@@ -82,10 +82,17 @@ class LinearEstimator(BaseEstimator):
                 self._judge(self._here(dense_rows(X)), self._here(targets), weight)
             return self
 
-    def _add_more(self, X: Any, y: Array, sample_weight: Any) -> None:
-        """Learn checked samples after others."""
-        self._check_weights(sample_weight)
-        self._add(X, self._targets(y), self._weight(sample_weight, X))
+    def _learn_more(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
+        """Learn samples beside those held, all or none; classes: all that will come, of a classifier."""
+        with unchanged_on_error(self):
+            first = not hasattr(self, "head_")
+            X, y = self._check(X, y, first)
+            if first:
+                self.head_ = self._new_head(X.shape[1], self._start_outputs(y if classes is None else classes, None))
+            elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+                raise ValueError(f"classes={classes!r} is not the same as on the first call: {self.classes_!r}")
+            self._check_weights(sample_weight)
+            self._add(X, self._targets(y), self._weight(sample_weight, X))
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
@@ -260,14 +267,7 @@ class LinearClassifier(Classifier, LinearEstimator):
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
-        with unchanged_on_error(self):
-            first = not hasattr(self, "head_")
-            X, y = self._check(X, y, first)
-            if first:
-                self.head_ = self._new_head(X.shape[1], self._start_outputs(y if classes is None else classes, None))
-            elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
-                raise ValueError(f"classes={classes!r} is not the same as on the first call: {self.classes_!r}")
-            self._add_more(X, y, sample_weight)
+        self._learn_more(X, y, classes, sample_weight)
         self._judge_sums()
         return self
 
@@ -452,16 +452,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     _sparse = "csr"
 
     def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
-        X, y = validate_data(
-            self,
-            as_csr(X),
-            y,
-            dtype=NUMPY_FLOAT_DTYPES,
-            multi_output=True,
-            y_numeric=True,
-            reset=reset,
-            accept_sparse=self._sparse,
-        )
+        options = {"dtype": NUMPY_FLOAT_DTYPES, "multi_output": True, "y_numeric": True, "accept_sparse": self._sparse}
+        X, y = validate_data(self, as_csr(X), y, reset=reset, **options)
         if reset:
             self._flat = y.ndim == 1
         return X, y.astype(np.float64, copy=False).reshape(len(y), -1)
@@ -474,12 +466,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none. X: (B, J); y: (B,) or (B, K)."""
-        with unchanged_on_error(self):
-            first = not hasattr(self, "head_")
-            X, y = self._check(X, y, first)
-            if first:
-                self.head_ = self._new_head(X.shape[1], self._start_outputs(y, None))
-            self._add_more(X, y, sample_weight)
+        self._learn_more(X, y, None, sample_weight)
         self._judge_sums()
         return self
 
