@@ -52,13 +52,13 @@ class DriftMonitor(Callback):
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, log, and refresh if need be. Each rank looks at its own head."""
         head = find_head(pl_module, self.head)
-        held = [part for part in machines_of(head) if holds_samples(part)]
+        held = [part for part in machines_of(head) if SampleAdapter(part).count]
         if not held:
             return
-        self.last = max(drift(part) for part in held)
+        self.last = max(float(method_of(part, "drift", "kkt_violation")()) for part in held)
         if self.last > self.threshold:
             for part in held:
-                refresh(part)
+                method_of(part, "refresh", "polish")()
             self.refreshes += 1
         log_metrics(trainer, {"drift": self.last, "refreshes": float(self.refreshes)})
 
@@ -75,23 +75,11 @@ def machines_of(head: Any) -> list[Any]:
     """The machines whose drift is that of the head; ValueError if they have none."""
     machines = list(getattr(head, "machines", None) or [head])
     for machine in machines:
-        if getattr(machine, "statistics", machine) is None:
-            raise ValueError("an LSSVMHead without statistics has nothing to measure its drift by: statistics=True")
-        if not any(callable(getattr(machine, name, None)) for name in ("drift", "kkt_violation")):
+        if method_of(machine, "drift", "kkt_violation") is None:
             raise ValueError(f"a {type(machine).__name__} has neither drift() nor kkt_violation(): nothing to monitor")
     return machines
 
 
-def drift(machine: Any) -> float:
-    """Measure the distance of a machine from its exact solution."""
-    return float(machine.drift() if callable(getattr(machine, "drift", None)) else machine.kkt_violation())
-
-
-def refresh(machine: Any) -> None:
-    """Solve a machine anew."""
-    (machine.refresh if callable(getattr(machine, "refresh", None)) else machine.polish)()
-
-
-def holds_samples(head: Any) -> bool:
-    """True if a machine holds samples."""
-    return SampleAdapter(head).count > 0
+def method_of(machine: Any, *names: str) -> Any:
+    """The first of some methods that a machine has; None if it has none of them."""
+    return next((getattr(machine, name) for name in names if callable(getattr(machine, name, None))), None)
