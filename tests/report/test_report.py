@@ -4,8 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from tests.support.browser import browser, seen
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.cli import main
 from torchlssvm.errors import StoreError
@@ -23,9 +22,6 @@ from torchlssvm.report import gather, write_report
 from torchlssvm.report.findings import harm
 from torchlssvm.report.pictures import source, uri
 from torchlssvm.store import SampleStore
-
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -204,48 +200,12 @@ def test_the_command(place, capsys, tmp_path) -> None:
     assert main(["report", str(place / "store"), "--images", str(tmp_path / "nowhere")]) == 1
 
 
-def measure(page: Path, tmp_path: Path, width: int, dark: bool) -> dict:
-    """What a browser makes of the page: sizes and colours, and a screenshot that is not blank.
-
-    A window has at least 500 pixels: the page stands in a frame of the width that is wanted.
-    """
-    probe = """<script>
-    const seen = {width: innerWidth, needed: document.documentElement.scrollWidth,
-      pictures: [...document.images].filter(i => i.complete && i.naturalWidth > 0).length, images: document.images.length,
-      page: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
-      charts: [...document.querySelectorAll("figure img")].filter(s => s.getBoundingClientRect().height > 100).length,
-      tables: [...document.querySelectorAll(".panel")].map(p => p.scrollWidth - p.clientWidth)};
-    parent.postMessage(JSON.stringify(seen), "*");
-    </script>"""
-    copy = tmp_path / "probe.html"
-    text = page.read_text()
-    copy.write_text(
-        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace("</body>", probe + "</body>")
-    )
-    frame = tmp_path / "frame.html"
-    frame.write_text(f"""<!DOCTYPE html><body style="margin:0"><script>
-    onmessage = e => document.documentElement.innerHTML = "<pre>" + e.data + "</pre>";
-    </script><iframe src="probe.html" width="{width}" height="1500" style="border:0"></iframe></body>""")
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--virtual-time-budget=5000",
-        f"--window-size={max(width, 500)},1500",
-    ]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    done = subprocess.run(
-        [*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    found = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout, re.S).group(1))
-    shot = tmp_path / "shot.png"
-    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
-    from PIL import Image
-
-    found["colours"] = len(Image.open(shot).convert("RGB").getcolors(2**24))
-    return found
+SEEN = """width: innerWidth, needed: document.documentElement.scrollWidth, images: document.images.length,
+  pictures: [...document.images].filter(i => i.complete && i.naturalWidth > 0).length,
+  page: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
+  charts: [...document.querySelectorAll("figure img")].filter(s => s.getBoundingClientRect().height > 100).length,
+  tables: [...document.querySelectorAll(".panel")].map(p => p.scrollWidth - p.clientWidth)"""
+"""Sizes and colours of a page."""
 
 
 def brightness(colour: str) -> float:
@@ -255,7 +215,8 @@ def brightness(colour: str) -> float:
 @browser
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, True)])
 def test_in_a_browser(place, tmp_path, width, dark) -> None:
-    found = measure(place / "report.html", tmp_path, width, dark)
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    found = seen((place / "report.html").read_text(), tmp_path, width, SEEN, scheme)
     assert found["width"] == width
     assert found["needed"] <= width  # nothing sticks out
     assert len(found["tables"]) == 6
@@ -264,4 +225,3 @@ def test_in_a_browser(place, tmp_path, width, dark) -> None:
     assert found["charts"] == 5
     assert (brightness(found["page"]) < 60) == dark
     assert abs(brightness(found["page"]) - brightness(found["ink"])) > 150
-    assert found["colours"] > 100
