@@ -7,6 +7,7 @@ added under it. ``state_dict`` goes into the same checkpoint as the head, so bot
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, keyed_hashes
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.transaction import EventResult, NetChange
 
@@ -178,5 +179,14 @@ class HeadSamples:
 
 def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
     """Hash each sample to 16 bytes; the same numbers have the same hash, whatever dtype they come in."""
-    numbers = torch.cat([x.detach().cpu().double().flatten(1), y.detach().cpu().double().reshape(len(y), -1)], 1)
-    return keyed_hashes(b"", numbers.numpy().view(np.int64))
+    rows, targets = (
+        as_float64(part).reshape(len(part), -1) if part.numel() else np.zeros((len(part), 0)) for part in (x, y)
+    )
+    pairs = zip(rows, targets, strict=True)
+    return [hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=FINGERPRINT_BYTES).digest() for r, t in pairs]
+
+
+def as_float64(t: Tensor) -> Any:
+    """Convert to a NumPy array, cheaper than a tensor for few numbers; bfloat16, which NumPy lacks, by way of float32."""
+    t = t.detach().cpu()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy().astype(np.float64, copy=False)

@@ -88,8 +88,9 @@ class SumCheck:
             self.moments.index_add_(0, folds, whole[:, :, None] * whole[:, None, :])
         for group in torch.unique(groups).tolist():
             mine = slice(None) if self.groups == 1 else groups == group
-            for rows in torch.cat([q[mine], z[mine]], 1).split(256):  # still in the cache for the second product
-                largest = float(rows.abs().max())
+            both = torch.cat([q[mine], z[mine]], 1)
+            largest = float(torch.stack(torch.aminmax(both)).abs().max())
+            for rows in both.split(256):  # still in the cache for the second product
                 projected = self._product(rows[:, : s.in_features], self.r, largest)
                 self.right[group] = self._reduce(self.right[group] + self._product(rows.mT, projected, largest))
 
