@@ -122,7 +122,7 @@ BAD_FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "state": {"position": (..., None, -1, HUGE, True, 1.5, "zz", [1]), "samples": (..., HUGE), "digest": (..., "zz"), "chain": (None, "zz")},
     "head": {
         "type": (..., "Other"), "in_features": (..., -1, HUGE, 10**6, "5"), "num_classes": (0, 10**9, [3]), "rho": (-1, "1"), "folds": (10**9,),
-        "grid": (["x", 1, 2], ["0x1p+99999", 20, 0], {}), "class_weight": ([1e400], {"a": 1}), "multiclass": ("x",), "device": ("cuda:99",),
+        "grid": (["x", 1, 2], ["0x1p+99999", 20, 0], {}), "class_weight": ([1e400], {"a": 1}), "multiclass": ("x",),
         "unknown": (1,),
     },
     "rows": {"features": (..., 0, HUGE, "5", 4), "targets": (...,), "grid": ([1, 2], ["0x1p+4", 99, 0], ["0x1p+99999", 1, 1])},
