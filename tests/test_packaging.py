@@ -5,17 +5,12 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # comes with pytest there
 
 ROOT = Path(__file__).resolve().parents[1]
 

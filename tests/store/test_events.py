@@ -51,7 +51,7 @@ def test_ids_are_random_unless_given() -> None:
     assert Add(ids=[7], x=X[:1], y=[0]).ids == ("7",)
 
 
-class Name(str, enum.Enum):
+class Name(enum.StrEnum):
     ADA = "ada"
 
 

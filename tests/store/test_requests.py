@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 from dataclasses import replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -82,7 +82,7 @@ def test_the_way_of_a_request(store: SampleStore, tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_list(store: SampleStore) -> None:
-    today = datetime.now(timezone.utc).date()
+    today = datetime.now(UTC).date()
     for name, age in (("R-fresh", 1), ("R-late", 90), ("R-old-answered", 200), ("R-later", 60)):
         store.requests.open("customer-1", request_id=name, received=(today - timedelta(days=age)).isoformat())
     store.requests.close("R-old-answered", "withdrawn")
@@ -276,7 +276,7 @@ def test_a_request_is_erased_when_nothing_is_held_of_all_whom_it_names(store: Sa
 
 
 def test_a_request_may_arrive_on_a_day_that_is_tomorrow_elsewhere(store: SampleStore) -> None:
-    here = datetime.now(timezone.utc) + timedelta(hours=13)
+    here = datetime.now(UTC) + timedelta(hours=13)
     assert store.requests.open("customer-1", received=here.isoformat()).open
     with pytest.raises(ValueError, match="in the future"):
         store.requests.open("customer-1", received=here + timedelta(days=1))

@@ -212,7 +212,7 @@ def test_an_event_id_may_not_name_what_the_store_finds(store: SampleStore) -> No
 
 
 def test_odd_ids_and_labels_are_readable_for_ever(tmp_path: Path) -> None:
-    class Name(str, enum.Enum):
+    class Name(enum.StrEnum):
         ADA = "ada"
 
     x, _ = data(4)

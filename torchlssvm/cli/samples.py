@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -321,7 +321,7 @@ def report_to_json(report: AccessReport, settings: Settings, values: bool) -> di
     samples = []
     for s in report.samples:
         label = settings.name(s.y) if isinstance(s.y, int) else ", ".join(f"{v:g}" for v in s.y)
-        added = datetime.fromtimestamp(s.added, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        added = datetime.fromtimestamp(s.added, UTC).strftime("%Y-%m-%d %H:%M:%S")
         one = {"id": s.id, "label": label, "added": added, "numbers": len(s.x)}
         samples.append(one | ({"values": s.x} if values else {}))
     requests = [{"id": r.id, "state": r.state, "due": r.due} for r in report.requests]

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -26,9 +26,6 @@ from torchlssvm.linear.membership import RowCounts, rows_of
 from torchlssvm.linear.pending import Tracking, add_counts, add_weights
 from torchlssvm.statistics import Statistics
 from torchlssvm.untrusted import load_tensors
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 DELTA_FORMAT = "torchlssvm-delta-1"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Nystroem(nn.Module):

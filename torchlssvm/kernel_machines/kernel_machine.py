@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel, as_kernel
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FORMAT = 1
 """Number of the format of a saved machine."""

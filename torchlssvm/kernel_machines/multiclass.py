@@ -7,7 +7,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FORMAT = 1
 """Number of the format of a saved machine."""

@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from torchlssvm.store.attached_samples import AttachedSamples
 
 CLASSIFIER_FORMAT = "torchlssvm-classifier-1"

@@ -7,7 +7,7 @@ matrix that is factored is the symmetric T and not the paper's S.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from torchlssvm.functional.system import factor_
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solvers import real_targets
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch, joint_changes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FORMAT = 1
 """Format of a saved head; files with another number are refused."""

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,9 +36,6 @@ from torchlssvm.linear.solvers import SharedSolver, Solver, make_solver, real_ta
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["FixedPoint", "LSSVMHead"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch, joint_changes
 from torchlssvm.statistics.statistics import Integrity
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class LinearHead(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from torchlssvm.linear.locking import exclusive
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["MarginHead"]
 

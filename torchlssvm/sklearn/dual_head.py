@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,10 +19,6 @@ from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
 from torchlssvm.sklearn.common import Array
 from torchlssvm.statistics.batch import LARGEST_FLOAT_VALUE
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 LEAST_EXPONENT = -1000
 """Power of two below which a mean eigenvalue is not told from zero: its inverse is a number too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -19,10 +19,6 @@ from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unchanged_on_error
 from torchlssvm.sklearn.dual_head import DualHead
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
 """Classes and features up to which classes are told apart pair by pair unless asked otherwise: 45 solves of 512 features, which

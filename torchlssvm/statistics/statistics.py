@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Names the bytes that a digest is of; other bytes would have another name."""

@@ -110,17 +110,6 @@ NO_DEFAULT: Any = object()
 BUSY_CODES, DISK_CODES, INTERRUPT_CODE = (5, 6), (8, 10, 13, 14), 9
 """SQLite's primary result codes: BUSY and LOCKED; READONLY, IOERR, FULL and CANTOPEN; INTERRUPT (a query was stopped)."""
 
-CODE_OF_MESSAGE = {
-    "database is locked": 5,
-    "database table is locked": 6,
-    "attempt to write a readonly database": 8,
-    "interrupted": 9,
-    "disk I/O error": 10,
-    "database or disk is full": 13,
-    "unable to open database file": 14,
-}
-"""SQLite's own constant text for each code (``sqlite3_errstr``): Python 3.10 passes on no code."""
-
 VARIABLES_PER_QUERY = 500
 """Values asked for in one query (SQLite allows 999 variables in old versions)."""
 
@@ -143,7 +132,7 @@ def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
     """SQLite's error as ours, by its result code. ``what``: the kind of file that should be at the path."""
-    code = getattr(error, "sqlite_errorcode", CODE_OF_MESSAGE.get(str(error), 0)) & 0xFF  # without the extension
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extension; errors of the module itself have none
     if code in BUSY_CODES:
         return StoreBusyError(f"{path} is in use by another process or reader ({error}); try again")
     if code in DISK_CODES:

@@ -17,7 +17,7 @@ import hmac
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from torchlssvm.canonical_json import canonical
@@ -97,7 +97,7 @@ def commitments_held(entries: Iterable[Entry]) -> set[bytes]:
 
 def now() -> str:
     """The time of an event: UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 class Journal:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -49,9 +49,6 @@ from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 log = logging.getLogger("torchlssvm.store")
 

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
 from torchlssvm.audit.certificate import NONCE_BYTES
@@ -74,7 +74,7 @@ class ErasureRequest:
     @property
     def days_left(self) -> int:
         """Days until an answer is due; negative when that day is past."""
-        return (date.fromisoformat(self.due) - datetime.now(timezone.utc).date()).days
+        return (date.fromisoformat(self.due) - datetime.now(UTC).date()).days
 
     @property
     def overdue(self) -> bool:
@@ -176,7 +176,7 @@ class Requests:
             raise ValueError("a request names at least one subject or id")
         arrived = as_time(received)
         last = add_month(arrived.date()) if due is None else as_time(due).date()
-        if arrived > datetime.now(timezone.utc) + timedelta(hours=14):  # so far ahead of UTC may its day be
+        if arrived > datetime.now(UTC) + timedelta(hours=14):  # so far ahead of UTC may its day be
             raise ValueError(f"received is in the future: {arrived.isoformat()}")
         if last < arrived.date():
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
@@ -380,7 +380,7 @@ def name_list(given: Any, what: str) -> list[str]:
 def as_time(given: str | datetime | date | None) -> datetime:
     """A point in time, UTC; a day is its beginning."""
     if given is None:
-        return datetime.now(timezone.utc)
+        return datetime.now(UTC)
     if isinstance(given, str):
         try:
             given = datetime.fromisoformat(given.replace("Z", "+00:00"))
@@ -388,7 +388,7 @@ def as_time(given: str | datetime | date | None) -> datetime:
             raise ValueError(f"not a day or a time such as 2026-05-31 or 2026-05-31T14:00: {given!r}") from None
     if not isinstance(given, datetime):
         given = datetime(given.year, given.month, given.day)
-    return given.replace(tzinfo=timezone.utc) if given.tzinfo is None else given.astimezone(timezone.utc)
+    return given.replace(tzinfo=UTC) if given.tzinfo is None else given.astimezone(UTC)
 
 
 def add_month(day: date) -> date:
