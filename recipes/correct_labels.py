@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     o = parser.parse_args(argv)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     x, y, test_x, test_y = digits() if o.digits else features(samples=o.samples, cache=o.cache)
-    given = noisy_labels(y, NOISE, 10, seed=0)
+    given = noisy_labels(y, NOISE, seed=0)
     wrong = given != y
     clean = fit(x, y, 10)
     val = DataLoader(TensorDataset(test_x, test_y), batch_size=512)

@@ -17,7 +17,7 @@ pytest.importorskip("torchvision")
 def test_a_network_by_name(name: str, width: int) -> None:
     if name.startswith("timm"):
         pytest.importorskip("timm")
-    module = LSSVMModule(name, 3)
+    module = LSSVMModule(name, 3, weights="random")
     assert module.head.in_features == width
     module.classifier.add(torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 0]))
     assert module(torch.randn(2, 3, 64, 64)).shape == (2, 3)
@@ -59,7 +59,7 @@ def test_a_file_need_not_have_the_last_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "weights", "message"),
     [
-        ("nothing", None, "torchvision has no classifier"),
+        ("nothing", "random", "torchvision has no classifier"),
         ("resnet18", "IMAGENET9", "has no weights"),
         ("timm/resnet10t", "IMAGENET1K_V1", "weights of a timm model"),
         ("identity", None, "give in_features"),

@@ -136,11 +136,13 @@ def run(examples):
     )
 
 
+@pytest.mark.filterwarnings("ignore::torchlssvm.errors.NumericalWarning")  # a rho of 1e-6 with few samples warns
 def test_sequences():
     run(int(os.environ.get("TORCHLSSVM_SEQUENCES", "150")))
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchlssvm.errors.NumericalWarning")
 def test_ten_thousand_sequences():
     run(10_000)
 

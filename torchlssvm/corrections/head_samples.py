@@ -142,18 +142,17 @@ class HeadSamples:
                     new = None if isinstance(event, Remove) else (event.ids, event.x, y_new)
                     self.machine.exchange(new, None if isinstance(event, Add) else (event.ids,))
                 return
-            x, y = event.x.to(self.head.device), y_new.to(self.head.device)
             if isinstance(event, Add):
-                change.add(event.ids, x, y)
+                change.add(event.ids, event.x, y_new)
                 if self.machine.count == 0:  # the first samples decide an automatic grid
-                    change.apply(self.machine)
+                    change.apply(self.machine, self.head.device)
                     change = NetChange()
             elif isinstance(event, Remove):
-                change.remove(event.ids, x, y)
+                change.remove(event.ids, event.x, y_new)
             else:
-                x_old = x if isinstance(event, Relabel) else event.x_old.to(self.head.device)
-                change.exchange(event.ids, x_old, event.y_old.to(self.head.device), x, y)
-        change.apply(self.machine)
+                x_old = event.x if isinstance(event, Relabel) else event.x_old
+                change.exchange(event.ids, x_old, event.y_old, event.x, y_new)
+        change.apply(self.machine, None if self.machine.by_ids else self.head.device)
         if removes:
             _ = self.head.bias
 

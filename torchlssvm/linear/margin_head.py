@@ -76,10 +76,10 @@ class MarginHead(LinearHead):
         >>> _ = torch.manual_seed(0)
         >>> x, y = torch.randn(200, 16), torch.arange(200) % 3
         >>> x[:, 0] += 4 * y
-        >>> head = MarginHead(16, 3, grid=FixedPoint(limit=32.0)).add(x, y)
+        >>> head = MarginHead(16, 3, grid=32.0).add(x, y)
         >>> bool((head.predict(x) == y).float().mean() > 0.6)
         True
-        >>> rest = MarginHead(16, 3, grid=FixedPoint(limit=32.0)).add(x[50:], y[50:])
+        >>> rest = MarginHead(16, 3, grid=32.0).add(x[50:], y[50:])
         >>> head.remove(x[:50], y[:50]).digest() == rest.digest()
         True
         >>> torch.equal(head.refresh().w, rest.w)

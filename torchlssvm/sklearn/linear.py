@@ -175,7 +175,8 @@ class LinearEstimator(BaseEstimator):
             X, y, weight = X[keep], y[keep], weight[keep]
         if self.alphas is not None:
             values = self._candidates()
-            samples: dict[str, Any] = {} if self.selection == "gcv" else {"x": X, "y": y, "weight": weight}
+            needs_samples = self.selection != "gcv" and not self.head_.keeps_rows
+            samples: dict[str, Any] = {"x": X, "y": y, "weight": weight} if needs_samples else {}
             self.path_ = self.head_.select_rho(values, self.selection, **samples)
         if getattr(self, "store_loo", False):
             self.leave_one_out_ = self.head_.leave_one_out(X, y, weight).cpu().numpy()

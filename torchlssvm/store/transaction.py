@@ -122,26 +122,31 @@ class NetChange:
             elif keep:
                 yield [ids[k] for k in keep], x[keep], y[keep]
 
-    def apply(self, adapter: HeadAdapter | SampleAdapter) -> None:
-        """Change the head, all or nothing."""
-        new, old = joined([*self._new()]), joined(self._old)
+    def apply(self, adapter: HeadAdapter | SampleAdapter, device: torch.device | None = None) -> None:
+        """Change the head, all or nothing; samples are moved to ``device`` first, together."""
+        new, old = joined([*self._new()], device), joined(self._old, device)
         if self.relabels_only and new is not None and old is not None:
             adapter.relabel(new[0], new[2], old[1], old[2])
         elif new is not None or old is not None:
             adapter.exchange(new, old)
 
 
-def joined(blocks: Sequence[tuple[Sequence[str], Tensor, Tensor]]) -> tuple[Sequence[str], Tensor, Tensor] | None:
-    """Several blocks of samples as one; None if there is none. ValueError if labels and targets are mixed."""
-    if len(blocks) < 2:
-        return blocks[0] if blocks else None
-    device = blocks[0][1].device
-    targets = [y.to(device) for _, _, y in blocks]
+def joined(
+    blocks: Sequence[tuple[Sequence[str], Tensor, Tensor]], device: torch.device | None = None
+) -> tuple[Sequence[str], Tensor, Tensor] | None:
+    """Several blocks of samples as one, on ``device``; None if there is none. ValueError if labels and targets are mixed."""
+    if not blocks:
+        return None
+    first = blocks[0][1].device
+    targets = [y.to(first) for _, _, y in blocks]
     if any(y.ndim == 2 for y in targets):
         targets = [y.reshape(len(y), -1) for y in targets]
     if len({y.shape[1:] for y in targets}) > 1:
         raise ValueError("labels (B,) and float targets (B, K) do not mix. Nothing was changed.")
-    return [i for ids, _, _ in blocks for i in ids], torch.cat([x.to(device) for _, x, _ in blocks]), torch.cat(targets)
+    if len(blocks) == 1:
+        return blocks[0][0], blocks[0][1].to(device or first), targets[0].to(device or first)
+    x, y = torch.cat([x.to(first) for _, x, _ in blocks]), torch.cat(targets)
+    return [i for ids, _, _ in blocks for i in ids], x.to(device or first), y.to(device or first)
 
 
 class Transaction:

@@ -645,7 +645,7 @@ def factor_bordered(Q: Tensor, y: Tensor, share: float) -> tuple[Array, Bordered
         >>> y = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
         >>> X = y * torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)  # on a line, the first two the same
         >>> kept, factor = factor_bordered(torch.outer(X, X), y, 1e-12)
-        >>> kept.tolist(), [[round(v, 6) for v in row] for row in factor.inverse().tolist()]
+        >>> kept.tolist(), [[round(v, 6) + 0.0 for v in row] for row in factor.inverse().tolist()]
         ([0, 2], [[0.0, 0.333333, -0.666667], [0.333333, 0.111111, 0.111111], [-0.666667, 0.111111, 0.111111]])
     """
     R = Q.new_zeros(2, 2)
