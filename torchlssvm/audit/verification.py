@@ -79,7 +79,7 @@ def verify(
             the rows again: it takes the time of reading them, and wrong sums pass with a probability below 2^-60.
     """
     machine = getattr(head, "head", head)  # of an attached classifier
-    given = Evidence(read_certificate(certificate), head, machine, store, read_opening(opening), preprocessing, fast)
+    given = Examined(read_certificate(certificate), head, machine, store, read_opening(opening), preprocessing, fast)
     with checking("signature"):
         checks = {"signature": check_signature(given.cert, public_key, allow_unsigned)}
     if store is None:
@@ -97,7 +97,7 @@ def verify(
 
 
 @dataclass
-class Evidence:
+class Examined:
     """What a certificate is compared with. ``machine``: the head of a classifier, or the head itself.
 
     The checks of a store leave here what later ones need: ``found``, its facts; ``count`` and ``digest``, of its rows.
@@ -115,7 +115,7 @@ class Evidence:
     digest: str | None = None
 
 
-def run_checks(given: Evidence) -> dict[str, Check]:
+def run_checks(given: Examined) -> dict[str, Check]:
     """Make all checks for which there is something to compare with, in their order."""
     made = {}
     for needed, checks in (
@@ -175,7 +175,7 @@ def check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Chec
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def check_journal(given: Evidence) -> Check:
+def check_journal(given: Examined) -> Check:
     """Check that the journal is the certificate's and has its events."""
     cert, given.found = given.cert, given.store.certificates.examine(given.cert)
     entries = {entry.position: entry for entry in given.found.entries}
@@ -196,7 +196,7 @@ def check_journal(given: Evidence) -> Check:
     return Check("journal", Outcome.HOLDS, {"entries": len(entries), "later": len(entries) - cert.position})
 
 
-def check_erased(given: Evidence) -> Check:
+def check_erased(given: Examined) -> Check:
     """Check that no erased sample is among the rows, and sum them again.
 
     The erased are removals of the journal, so that a row of one of them is none that the journal has as held.
@@ -206,12 +206,12 @@ def check_erased(given: Evidence) -> Check:
     return Check("erased", Outcome.HOLDS, {"samples": len(erased)})
 
 
-def check_rows(given: Evidence) -> Check:
+def check_rows(given: Examined) -> Check:
     """Say how the rows were summed; :func:`check_erased` has done it."""
     return Check("rows", Outcome.HOLDS, {"samples": given.count, "fast": given.fast and given.digest is not None})
 
 
-def check_state(given: Evidence) -> Check:
+def check_state(given: Examined) -> Check:
     """Check what the certificate says of the state, as far as the store is still in it."""
     cert, found = given.cert, given.found
     if found.last_change > cert.position:
@@ -231,7 +231,7 @@ def check_state(given: Evidence) -> Check:
     return Check("state", Outcome.HOLDS)
 
 
-def check_requests(given: Evidence) -> Check | None:
+def check_requests(given: Examined) -> Check | None:
     """Check what the certificate says of requests."""
     if not given.cert.requests:
         return None
@@ -244,7 +244,7 @@ def check_requests(given: Evidence) -> Check | None:
     return Check("requests", Outcome.HOLDS, {"requests": len(given.cert.requests)})
 
 
-def check_compaction(given: Evidence) -> Check:
+def check_compaction(given: Examined) -> Check:
     """Check that the bytes are gone, if the certificate says so."""
     said, done = given.cert.compacted, given.found.compacted >= max(event["position"] for event in given.cert.events)
     if said and not done:
@@ -252,7 +252,7 @@ def check_compaction(given: Evidence) -> Check:
     return Check("compacted", Outcome.HOLDS if done else Outcome.OPEN, {"later": done and not said})
 
 
-def check_older_files(given: Evidence) -> Check | None:
+def check_older_files(given: Examined) -> Check | None:
     """Check that the certificate names the snapshots that are older than the erasure."""
     unnamed = [name for name in given.found.snapshots if name not in given.cert.scope.get("snapshots", [])]
     if unnamed:
@@ -261,7 +261,7 @@ def check_older_files(given: Evidence) -> Check | None:
     return Check("older files", Outcome.OPEN, {"names": older}) if older else None
 
 
-def check_files(given: Evidence) -> Check | None:
+def check_files(given: Examined) -> Check | None:
     """Compare the files that the certificate commits to."""
     if not given.cert.files:
         return None
@@ -270,7 +270,7 @@ def check_files(given: Evidence) -> Check | None:
     return Check("files", Outcome.HOLDS if same else Outcome.CHANGED, {"files": found})
 
 
-def check_binding(given: Evidence) -> None:
+def check_binding(given: Examined) -> None:
     """Check the network to which the store is bound; there is nothing to say if it is the certificate's."""
     if given.found.fingerprint != given.cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
@@ -279,7 +279,7 @@ def check_binding(given: Evidence) -> None:
 # -- the head ----------------------------------------------------------------------------------------------------------
 
 
-def check_network(given: Evidence) -> Check | None:
+def check_network(given: Examined) -> Check | None:
     """Check the network of an attached classifier."""
     backbone = getattr(given.head, "backbone", None)
     if not isinstance(backbone, torch.nn.Module) or given.cert.fingerprint is None:
@@ -292,7 +292,7 @@ def check_network(given: Evidence) -> Check | None:
     return Check("network", Outcome.HOLDS)
 
 
-def has_expected_digest(given: Evidence) -> bool:
+def has_expected_digest(given: Examined) -> bool:
     """Compare the digest of a head with that of the store's rows or, without it, with the certificate."""
     if given.store is not None:
         return bool(given.machine.digest() == given.digest)
@@ -306,7 +306,7 @@ def has_expected_digest(given: Evidence) -> bool:
     return given.cert.opens(given.opening.secret(), given.machine.digest())
 
 
-def check_head(given: Evidence) -> Check:
+def check_head(given: Examined) -> Check:
     """Check that a head has learned the surviving rows and no others, and serves the weights that they give."""
     head = given.machine
     if not isinstance(head, LinearHead) or not head.statistics.exact:
@@ -344,7 +344,7 @@ def check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
         raise VerificationError("the head holds other rows than the store")
 
 
-def check_rho(given: Evidence) -> Check | None:
+def check_rho(given: Examined) -> Check | None:
     """Check that a rho that was chosen by GCV for the samples held is a minimum, apart from rounding.
 
     A rho that was chosen once, by ``select_rho``, cannot be checked.
@@ -368,7 +368,7 @@ def check_rho(given: Evidence) -> Check | None:
     return Check("rho", Outcome.HOLDS, facts | {"excess": above})
 
 
-def check_calibration(given: Evidence) -> Check | None:
+def check_calibration(given: Examined) -> Check | None:
     """Check the calibration, which samples that are gone must not have shaped."""
     head, cert, store, opening = given.machine, given.cert, given.store, given.opening
     if "calibration" not in head.data_choices.made:
@@ -456,7 +456,7 @@ def as_rows(*columns: torch.Tensor) -> list[bytes]:
     return [row.tobytes() for row in table.numpy()]
 
 
-STORE_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {
+STORE_CHECKS: dict[str, Callable[[Examined], Check | None]] = {
     "journal": check_journal,
     "network": check_binding,
     "erased": check_erased,
@@ -467,6 +467,6 @@ STORE_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {
     "older files": check_older_files,
     "files": check_files,
 }
-HEAD_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {"network": check_network, "head": check_head}
-CHOICE_CHECKS: dict[str, Callable[[Evidence], Check | None]] = {"rho": check_rho, "calibration": check_calibration}
+HEAD_CHECKS: dict[str, Callable[[Examined], Check | None]] = {"network": check_network, "head": check_head}
+CHOICE_CHECKS: dict[str, Callable[[Examined], Check | None]] = {"rho": check_rho, "calibration": check_calibration}
 """Checks in their order, by name: with a store, with a head, and with a head that chooses options from data."""

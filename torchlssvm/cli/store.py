@@ -12,7 +12,7 @@ from torchlssvm.cli.console import emit, progress, table
 from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
 
 if TYPE_CHECKING:
-    from torchlssvm.corrections.pending_events import Pending
+    from torchlssvm.corrections.pending_events import WaitingEvent
     from torchlssvm.store import SampleStore
 
 # -- init --------------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def drop(options: argparse.Namespace) -> int:
     return emit(options, said, [f"dropped: {p}" for p in dropped])
 
 
-def pending_to_json(waiting: Pending) -> dict[str, Any]:
+def pending_to_json(waiting: WaitingEvent) -> dict[str, Any]:
     """Convert a pending event to primitives, without features."""
     event = waiting.event
     return {

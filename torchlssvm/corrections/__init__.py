@@ -2,6 +2,6 @@
 
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, as_source
-from torchlssvm.corrections.pending_events import Outcome
+from torchlssvm.corrections.pending_events import EventOutcome
 
-__all__ = ["Corrector", "DeadLetters", "Outcome", "as_source"]
+__all__ = ["Corrector", "DeadLetters", "EventOutcome", "as_source"]

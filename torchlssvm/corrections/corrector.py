@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchlssvm.corrections.event_sources import Item
 from torchlssvm.corrections.head_samples import HeadSamples
-from torchlssvm.corrections.pending_events import Name, Outcome, Pending, PendingEvents
+from torchlssvm.corrections.pending_events import EventOutcome, Name, PendingEvents, WaitingEvent
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Remove, Replace
@@ -65,7 +65,7 @@ class Refused:
     error: Exception
 
 
-ReadyEvents = list[tuple[Pending, Event | None]]
+ReadyEvents = list[tuple[WaitingEvent, Event | None]]
 
 
 class Corrector:
@@ -96,7 +96,7 @@ class Corrector:
         self.head, self.store, self.seen = head, store, seen
         self.samples: SampleStore | HeadSamples = HeadSamples(head) if store is None else store
         self.pending = PendingEvents(store if seen is not None else None)
-        self.answered: list[tuple[Item, Outcome]] = []
+        self.answered: list[tuple[Item, EventOutcome]] = []
         """Outcomes of events that waited, until :meth:`take_answered` is called."""
         self.certified = False
         """True if removals are to be certified: the store then notes which are not yet."""
@@ -109,18 +109,18 @@ class Corrector:
         elif not hasattr(head, "ids"):
             raise ValueError(f"events are for a linear head or a kernel machine, got {type(head).__name__}")
 
-    def apply(self, events: Iterable[Event]) -> list[Outcome]:
+    def apply(self, events: Iterable[Event]) -> list[EventOutcome]:
         """Apply events in their order; one that is refused changes nothing and does not hold up the others.
 
         In a run, an event for a sample that has not arrived waits, and so do later ones that name the same sample.
         """
-        given = [Pending(event) for event in events]
+        given = [WaitingEvent(event) for event in events]
         for pending in given:
             if pending.event.event_id in self.pending:
                 pending.outcome = second_outcome(pending.event, self.pending[pending.event.event_id].event)
         new = [pending for pending in given if pending.outcome is None]
         self._settle([], new, {name for pending in new for name in pending.names})
-        return [pending.outcome or Outcome.of(pending.event, "held") for pending in given]
+        return [pending.outcome or EventOutcome.of(pending.event, "held") for pending in given]
 
     def apply_pending(self, final: bool = False) -> None:
         """Apply the events that waited, as far as their samples have arrived; :meth:`take_answered` returns their outcomes.
@@ -136,7 +136,9 @@ class Corrector:
 
         ``settle=False``: the events wait until ranks have added up what they learned.
         """
-        arrived = {name for event in additions for name in Pending(event).names} | {("id", i) for i in self.unusable}
+        arrived = {name for event in additions for name in WaitingEvent(event).names} | {
+            ("id", i) for i in self.unusable
+        }
         self._settle(additions, [], arrived if settle else set(), notes=notes)
 
     def leave_out_unusable(
@@ -153,7 +155,7 @@ class Corrector:
         self.unusable.update(ids[k] for k in out)
         return [k for k in new if k not in out]
 
-    def take_answered(self) -> list[tuple[Item, Outcome]]:
+    def take_answered(self) -> list[tuple[Item, EventOutcome]]:
         """Return the outcomes, since the last call, of events that waited. A refused one is kept until :meth:`give_up`."""
         taken, self.answered = self.answered, []
         return taken
@@ -169,7 +171,7 @@ class Corrector:
     # -- which events can be applied -------------------------------------------------------------------------------------
 
     def _select(
-        self, additions: list[Add], queue: Iterable[Pending], touched: set[Name] | None, final: bool
+        self, additions: list[Add], queue: Iterable[WaitingEvent], touched: set[Name] | None, final: bool
     ) -> ReadyEvents:
         """Select the events that can be applied once the additions are learned.
 
@@ -203,7 +205,7 @@ class Corrector:
             if touched is not None:
                 touched |= names
             if isinstance(verdict, Refused):
-                pending.outcome = Outcome.refusal(event, verdict.error)
+                pending.outcome = EventOutcome.refusal(event, verdict.error)
                 continue
             ready.append((pending, verdict.event))
             if isinstance(verdict.event, Add):
@@ -253,7 +255,7 @@ class Corrector:
     def _settle(
         self,
         additions: list[Add],
-        new: list[Pending],
+        new: list[WaitingEvent],
         touched: set[Name] | None,
         final: bool = False,
         notes: dict[str, Any] | None = None,
@@ -262,7 +264,7 @@ class Corrector:
         waited = [pending for pending in self.pending if not pending.refused]
         ready = self._select(additions, [*waited, *new], touched, final)
         chosen = {id(pending) for pending, _ in ready}
-        held: dict[str, Pending] = {}
+        held: dict[str, WaitingEvent] = {}
         for pending in new:
             if pending.outcome is None and id(pending) not in chosen:
                 first = held.setdefault(pending.event.event_id, pending)
@@ -304,11 +306,11 @@ class Corrector:
         answers = iter(results[len(additions) :])
         for pending, event in ready:
             if event is None:
-                pending.outcome = Outcome.of(pending.event, "applied")
+                pending.outcome = EventOutcome.of(pending.event, "applied")
                 continue
             r = next(answers)
             status = "watched" if pending.on_watch else "applied" if r.applied else "repeated"
-            pending.outcome = Outcome(r.event_id, r.kind, r.samples, status)
+            pending.outcome = EventOutcome(r.event_id, r.kind, r.samples, status)
 
     def _write(self, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any]) -> list[EventResult]:
         """Apply events; the notes say which wait no longer or are on watch, and which removals are to be certified."""
@@ -339,7 +341,7 @@ class Corrector:
             pending = ready[0][0]
             unnamed = isinstance(self.samples, HeadSamples) and self.samples.is_unnamed(pending.event)
             if final or self.seen is None or not unnamed or not isinstance(error, RemovalError):
-                pending.outcome = Outcome.refusal(pending.event, error)  # else its sample may still come
+                pending.outcome = EventOutcome.refusal(pending.event, error)  # else its sample may still come
             return []
         return ready
 
@@ -352,7 +354,7 @@ class Corrector:
         machine: Any = self.samples.machine if isinstance(self.samples, HeadSamples) else self.samples.live.adapter
         return [machine.find(name) for name in ids]
 
-    def follow(self, position: int) -> list[Outcome]:
+    def follow(self, position: int) -> list[EventOutcome]:
         """List the changes of other processes to the store after ``position``, and bring the head in step with it."""
         if self.store is None:
             raise ValueError("only a store has a journal to follow")
@@ -360,7 +362,7 @@ class Corrector:
             return []
         _ = self.store.head
         entries = self.store.history()[position:]
-        return [Outcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
+        return [EventOutcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
 
     def state_dict(self) -> dict[str, Any]:
         """Applied events, held samples and pending events for a checkpoint; empty with a store, which keeps them."""
@@ -375,11 +377,11 @@ class Corrector:
             self.pending.load_state_dict(state["pending"])
 
 
-def second_outcome(event: Event, earlier: Event) -> Outcome:
+def second_outcome(event: Event, earlier: Event) -> EventOutcome:
     """Return the outcome of an event whose id is that of one in the queue."""
     if event == earlier:
-        return Outcome.of(event, "repeated")
-    return Outcome.refusal(
+        return EventOutcome.of(event, "repeated")
+    return EventOutcome.refusal(
         event, ValueError(f"another event with the id {event.event_id!r} is pending: each has its own")
     )
 

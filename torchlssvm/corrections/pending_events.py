@@ -19,7 +19,7 @@ from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
 
-__all__ = ["Outcome", "Pending", "PendingEvents", "drop_pending"]
+__all__ = ["EventOutcome", "PendingEvents", "WaitingEvent", "drop_pending"]
 
 PENDING_NOTE_PREFIX = "pending/"
 """Names of the notes begin with this."""
@@ -32,7 +32,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EventOutcome:
     """Result of an event: "applied", "repeated" (its id came before), "held" or "refused", with the reason.
 
     "watched": an event for a subject, applied before, was applied to samples that came later.
@@ -45,12 +45,12 @@ class Outcome:
     reason: str = ""
 
     @classmethod
-    def of(cls, event: Event, status: str) -> Outcome:
+    def of(cls, event: Event, status: str) -> EventOutcome:
         """Make the outcome of an event that changed no sample."""
         return cls(event.event_id, event.kind, 0, status)
 
     @classmethod
-    def refusal(cls, event: Event, error: Exception) -> Outcome:
+    def refusal(cls, event: Event, error: Exception) -> EventOutcome:
         """Make the outcome of an event that cannot be applied."""
         return cls(event.event_id, event.kind, 0, "refused", f"{type(error).__name__}: {error}")
 
@@ -61,13 +61,13 @@ def new_note() -> str:
 
 
 @dataclass(eq=False)
-class Pending:
+class WaitingEvent:
     """An event in the queue. ``on_watch``: it was applied, and waits for more samples of its subject."""
 
     event: Event
     on_watch: bool = False
     note: str = field(default_factory=new_note)
-    outcome: Outcome | None = None
+    outcome: EventOutcome | None = None
     """Its last outcome; None while it waits. Not saved."""
 
     @property
@@ -112,47 +112,47 @@ class PendingEvents:
     """The events that wait, by their ids, first come, first served.
 
     >>> queue = PendingEvents()
-    >>> queue.insert(Pending(Remove(ids=["a", "b"], event_id="e1")))
-    >>> queue.insert(Pending(Relabel(ids=["b"], y=[1], event_id="e2")))
+    >>> queue.insert(WaitingEvent(Remove(ids=["a", "b"], event_id="e1")))
+    >>> queue.insert(WaitingEvent(Relabel(ids=["b"], y=[1], event_id="e2")))
     >>> [str(pending) for pending in queue]
     ["remove e1 (ids 'a', 'b')", "relabel e2 (ids 'b')"]
     """
 
     def __init__(self, store: SampleStore | None = None):
         self.store = store
-        self._events: dict[str, Pending] = {}
+        self._events: dict[str, WaitingEvent] = {}
         for note, saved in ({} if store is None else store.notes(PENDING_NOTE_PREFIX)).items():
             try:
-                self.insert(Pending(from_primitives(saved["event"]), saved["on_watch"], note))
+                self.insert(WaitingEvent(from_primitives(saved["event"]), saved["on_watch"], note))
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"a pending event of {store and store.path} cannot be read: {error}") from None
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[WaitingEvent]:
         return iter(list(self._events.values()))
 
     def __contains__(self, event_id: str) -> bool:
         return event_id in self._events
 
-    def __getitem__(self, event_id: str) -> Pending:
+    def __getitem__(self, event_id: str) -> WaitingEvent:
         return self._events[event_id]
 
     @property
-    def unanswered(self) -> list[Pending]:
+    def unanswered(self) -> list[WaitingEvent]:
         """Events that were never applied."""
         return [p for p in self if not p.on_watch]
 
-    def insert(self, pending: Pending) -> None:
+    def insert(self, pending: WaitingEvent) -> None:
         """Put an event at the end of the queue; one that is in it stays where it is."""
         self._events.setdefault(pending.event.event_id, pending)
 
-    def remove(self, pending: Pending) -> None:
+    def remove(self, pending: WaitingEvent) -> None:
         """Take an event out of the queue; its note in the store is left alone."""
         self._events.pop(pending.event.event_id, None)
 
-    def was_dropped(self, pending: Pending) -> bool:
+    def was_dropped(self, pending: WaitingEvent) -> bool:
         """True if another process has dropped an event of the queue; it then leaves the queue."""
         if pending.event.event_id not in self or self.store is None or self.store.note(pending.note) is not None:
             return False
@@ -180,10 +180,10 @@ class PendingEvents:
         """Restore the events of :meth:`state_dict`."""
         self._events = {}
         for saved in state:
-            self.insert(Pending(from_primitives(saved["event"]), saved["on_watch"]))
+            self.insert(WaitingEvent(from_primitives(saved["event"]), saved["on_watch"]))
 
 
-def drop_pending(store: SampleStore, event_ids: Sequence[str]) -> list[Pending]:
+def drop_pending(store: SampleStore, event_ids: Sequence[str]) -> list[WaitingEvent]:
     """Drop events of a store that wait or are on watch; returns them. ValueError if one is not in the queue."""
     pending = PendingEvents(store)
     unknown = next((e for e in event_ids if e not in pending), None)

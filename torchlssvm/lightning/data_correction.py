@@ -17,7 +17,7 @@ from torch import Tensor
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, FileSource, Item, as_source
-from torchlssvm.corrections.pending_events import Outcome
+from torchlssvm.corrections.pending_events import EventOutcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
@@ -256,7 +256,7 @@ class DataCorrection(Callback):
         uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
         return bool(waiting or corrector.answered or uncertified)
 
-    def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
+    def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
         """Apply on the first rank, which holds all, and send the result to the others; or on every rank alike."""
         alone = corrector.store is None and not ranks.is_summed(corrector.head)
         if ranks.are_several() and ranks.share(alone):
@@ -268,7 +268,7 @@ class DataCorrection(Callback):
         stored = ranks.share(corrector.store is not None)
         return change_on_first(corrector, lambda: self._work(corrector, items, final, writes=True), stored)
 
-    def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[Outcome]:
+    def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[EventOutcome]:
         store = corrector.store
         outcomes = corrector.follow(self.position) if self.follows else []
         events = [item.event for item in items if item.event is not None]
@@ -280,7 +280,7 @@ class DataCorrection(Callback):
                 self.source.seek((store.note(self.state_key) or {}).get("cursor", 0))
             return outcomes
         told = [
-            (item, Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
+            (item, EventOutcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
             for item in items
         ]
         if final:
@@ -321,7 +321,7 @@ class DataCorrection(Callback):
             paths = (self.certificates / f"position_{store.position}{n}.receipt.json" for n in numbers)
             store.write_receipt(waiting, next(path for path in paths if not path.exists()))
 
-    def _note_repeated(self, store: SampleStore, outcomes: list[Outcome]) -> None:
+    def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
         """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""
         again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
         if self.certificates is None or not again:
@@ -342,7 +342,7 @@ class DataCorrection(Callback):
         return sum(r for r, _ in sums) / whole if whole else None
 
     def _report(
-        self, outcomes: list[Outcome], before: float | None, after: float | None, spent: float
+        self, outcomes: list[EventOutcome], before: float | None, after: float | None, spent: float
     ) -> CorrectionReport:
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]

@@ -11,7 +11,7 @@ from torchlssvm.functional import gram
 from torchlssvm.functional.moving_active_set import LEAST_ACTIVE_PIVOT
 from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import Problem, SolvedSystem, Units, check_finite, solve_problem
+from torchlssvm.linear.normal_equations import RidgeProblem, SolvedSystem, Units, check_finite, solve_problem
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
@@ -211,7 +211,9 @@ def solve_sums(sums: list[ActiveSums], scale: RowScale, small: bool) -> SolvedSy
         return rhs, y
 
     units = Units(scale.step, 1.0, scale.rho)
-    return solve_problem(Problem(groups, targets, J, units, scale.intercept, small, scale.standard), raised_to_ridge)
+    return solve_problem(
+        RidgeProblem(groups, targets, J, units, scale.intercept, small, scale.standard), raised_to_ridge
+    )
 
 
 def raised_to_ridge(work: Tensor, D: int, floor: float) -> Factor:

@@ -121,7 +121,7 @@ Targets: TypeAlias = Callable[[Centre | None], tuple[Tensor, Tensor]]
 """Sums of t (q - c) (K, J) and of the targets t (K,) in steps, for the integers c near a mean; in integers up to there."""
 
 
-class Problem(NamedTuple):
+class RidgeProblem(NamedTuple):
     """A ridge problem: which sums go in, and how.
 
     Attributes:
@@ -184,7 +184,7 @@ class Problem(NamedTuple):
 
 
 def solve_problem(
-    problem: Problem, repair: Callable[[Tensor, int, float], Factor], work: Tensor | None = None
+    problem: RidgeProblem, repair: Callable[[Tensor, int, float], Factor], work: Tensor | None = None
 ) -> SolvedSystem:
     """Solve a ridge problem by one Cholesky factorization: w' = sqrt(rho) w, in the coordinates of :mod:`~.solution`.
 
@@ -215,7 +215,7 @@ def solve_problem(
 def head_problem(
     stats: Statistics, units: Units, intercept: str, weights: Tensor | None, labels: tuple[int, int] | None,
     standard: Standardization | None,
-) -> Problem:  # fmt: skip
+) -> RidgeProblem:  # fmt: skip
     """The problem of a head. weights: (K,) by class; labels: only these two classes, one against the other."""
     Y, y = coded_sums(stats, weights, labels)
 
@@ -224,7 +224,7 @@ def head_problem(
             return Y, y
         return Y - y[:, None] * (centre.c if weights is None else centre.c.to(torch.float64)), y
 
-    return Problem(
+    return RidgeProblem(
         weighted_sums(stats, weights, labels), targets, stats.in_features, units, intercept,
         not stats.exact or stats.largest_square() < LARGEST_FLOAT_CENTRED_SUM, standard,
         float(stats.n) if weights is None and labels is None else None,
