@@ -39,14 +39,23 @@ def check_document(data: Any, kind: str) -> dict[str, Any]:
     return dict(plain)
 
 
-def write_private(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def write_private(path: str | os.PathLike[str], data: bytes, overwrite: bool = False) -> None:
+    """Write a file that only its owner can read. It is complete and on the disk when this function returns.
+
+    Raises FileExistsError if the file exists, unless ``overwrite`` is True.
+    """
+    target = Path(path)
+    if overwrite:
+        target = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        target.unlink(missing_ok=True)
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if overwrite:
+            os.replace(target, path)
     except BaseException:
-        Path(path).unlink(missing_ok=True)  # no incomplete file stays
+        target.unlink(missing_ok=True)  # no incomplete file stays
         raise

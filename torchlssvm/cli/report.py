@@ -8,6 +8,7 @@ from pathlib import Path
 from torchlssvm.cli.arguments import FORCE, command, count, option
 from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
+from torchlssvm.wording import counted
 
 
 @command(
@@ -35,10 +36,10 @@ from torchlssvm.cli.store_access import Settings, check_output, watched_store
 )
 def report(options: argparse.Namespace) -> int:
     """Write the page and print its main figures."""
-    from torchlssvm.report import write_report
+    from torchlssvm.report import PASSES, write_report
 
     check_output(options.out, options.store, options.force)
-    with watched_store(options, "reporting", readonly=False) as store:
+    with watched_store(options, "reporting", readonly=False, passes=PASSES) as store:
         # It shows samples: certificates name it once it is older than an erasure.
         store.register_checkpoint(options.out)
         try:
@@ -63,9 +64,9 @@ def report(options: argparse.Namespace) -> int:
         "best_rho": found.path.rho,
         "drift": found.drift,
     }
-    text = f"{options.out}: {len(found.waiting):,} things to be done, {data['overdue_requests']:,} requests overdue; "
-    text += f"accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
-    return emit(options, data, text)
+    late = f" ({counted(data['overdue_requests'], 'request')} overdue)" if data["overdue_requests"] else ""
+    text = f"{options.out}: {counted(len(found.waiting), 'open task')}{late}; leave-one-out accuracy {found.accuracy:.1%}; "
+    return emit(options, data, text + counted(data["suspicious"], "suspicious label"))
 
 
 def parse_seed(text: str) -> int:

@@ -48,9 +48,11 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
 
 
 @contextmanager
-def watched_store(options: argparse.Namespace, doing: str, readonly: bool = True) -> Iterator[SampleStore]:
-    """Open the store with a progress bar that moves as samples are read."""
-    with open_store(options, readonly) as store, progress(options, doing) as advance:
+def watched_store(
+    options: argparse.Namespace, doing: str, readonly: bool = True, passes: int = 1
+) -> Iterator[SampleStore]:
+    """Open the store with a progress bar that moves as samples are read. ``passes``: how often each sample is read."""
+    with open_store(options, readonly) as store, progress(options, doing, passes * len(store)) as advance:
         store.table.on_read = advance
         yield store
 

@@ -1,19 +1,19 @@
-"""``torchlssvm report``: one HTML page about a store and its head, to look at and to hand around. It fetches nothing."""
+"""``torchlssvm report``: one HTML page about a store and its head. The page is one file and fetches nothing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from torchlssvm.audit.documents import write_private
 from torchlssvm.report import pictures
-from torchlssvm.report.findings import Findings, gather
-from torchlssvm.report.page import class_names, page
+from torchlssvm.report.findings import PASSES, Findings, gather
+from torchlssvm.report.page import class_names, page, shown_samples
 from torchlssvm.store import SampleStore
 from torchlssvm.store.journal import now
 
-__all__ = ["Findings", "gather", "write_report"]
+__all__ = ["PASSES", "Findings", "gather", "write_report"]
 
 
 def write_report(
@@ -23,10 +23,11 @@ def write_report(
     """Write the page and return its findings.
 
     Args:
-        store: with an :class:`~torchlssvm.LSSVMHead` that holds labels, or a :class:`~torchlssvm.MarginHead`.
-        path: of the page.
-        images: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
-        classes: their names.
+        store: a store with labels, and an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`.
+        path: the file to write. Only you can read it, since it names samples and subjects.
+        images: pictures of the samples: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
+            Without pictures the page shows the feature values that stand out.
+        classes: names of the classes.
         certificates: a folder with certificate files (*.json) to list.
         title: of the page.
         count: how many samples each list shows.
@@ -45,9 +46,12 @@ def write_report(
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be an int >= 0, got {count!r}")
-    source = pictures.source(images)
+    source = None if images is None else pictures.source(images)
     found = gather(store, certificates)
+    rows = {i for part in shown_samples(found, count) for i in part} if source is None else set()
+    shown = [(found.labels.ids or [])[i] for i in rows]
+    values = dict(zip(shown, store.get(shown).x.double(), strict=True)) if shown else {}
     names = class_names(classes, found.scores_width)
-    text = page(found, source, names, title or f"Report on {store.path.name}", now(), count)
-    Path(path).write_text(text, encoding="utf-8")
+    text = page(found, source, values, names, title or f"Report on {store.path.name}", now(), count)
+    write_private(path, text.encode(), overwrite=True)  # it names people
     return found

@@ -1,9 +1,8 @@
-"""Findings of a report, as numbers: gathered from a store in a few passes over its samples."""
+"""The numbers of a report, gathered from a store in a few passes over its samples."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,20 @@ from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.linear import LinearHead, MarginHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.store import ErasureRequest, SampleStore
 from torchlssvm.wording import counted, listed
 
-log = logging.getLogger("torchlssvm.report")
+PASSES = 4
+"""How often a report reads all samples: scores, columns, and twice for the harm that samples do."""
 
 JUDGING_SAMPLES = 4000
-"""Samples of each half that the other half is judged on: enough for two digits of a mean error, few enough for memory."""
+"""Samples of each half on which the other half is judged: enough for two digits of a mean error, and few enough for memory."""
 
 
 @dataclass(frozen=True)
 class CertificateFile:
-    """A certificate file and its main fields, not verified: ``torchlssvm verify`` does that."""
+    """The main fields of a certificate file. They are not verified; ``torchlssvm verify`` does that."""
 
     file: str
     time: str
@@ -58,12 +59,14 @@ class Findings:
     subjects: list[str | None]
     added: Tensor  # (n,), seconds
     leverage: Tensor  # (n,), relative
-    harm: Tensor  # (n,), change of the loss on the other half if removed; NaN where not known
+    mean: Tensor  # (J,), of each feature
+    spread: Tensor  # (J,), its standard deviation
+    harm: Tensor  # (n,), change of the loss on the other half if removed; NaN where unknown
     drift: float
     history: list[Any]
     certificates: list[CertificateFile] = field(default_factory=list)
     requests: list[ErasureRequest] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)  # work that is to be done, in words
+    waiting: list[str] = field(default_factory=list)  # open tasks, in words
     compacted: int = 0  # position up to which bytes are destroyed
 
     @property
@@ -79,28 +82,33 @@ class Findings:
 
 @exactly
 def gather(store: SampleStore, certificates: Any = None) -> Findings:
-    """Gather the findings from a store whose head is an LSSVMHead with labels, or a MarginHead."""
+    """Gather the findings from a store with labels and an LSSVMHead or a MarginHead."""
     head = store.head
     if not isinstance(head, LinearHead):
         raise StoreError(
-            f"a report needs a store with an LSSVMHead or a MarginHead; this one has a {type(head).__name__}"
+            f"a report needs a store with an LSSVMHead or a MarginHead; the head of this store is a {type(head).__name__}"
         )
     if not len(store):
-        raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
+        raise StoreError(f"the store at {store.path} holds no samples, so there is nothing to report")
     if head.num_classes < 2 or head.statistics.kind != "labels":
-        raise ValueError("a report is about labels: it needs a head with statistics and at least two classes")
+        raise ValueError(
+            "a report is about labels: the store must hold labels of at least two classes, not float targets"
+        )
     ids, scores, labels = store.leave_one_out()
     squares: Any = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
     leverage: list[Tensor] = []
+    total, squared = torch.zeros(2, head.in_features, dtype=torch.float64)
     for rows in store.batches():
         subjects += rows.subjects
         added += rows.added
+        x = rows.x.to(torch.float64)
+        total, squared = total + x.sum(0), squared + x.square().sum(0)
         leverage.append(squares.leverage(rows.x.to(head.device), relative=True).cpu())
     calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
-    # one against one: ranked by the worst pair, as store.label_errors does; probabilities are those of the votes
+    # One against one: ranked by the worst pair, as store.label_errors does. The probabilities are those of the votes.
     found = from_scores(scores, labels, ids) if head.multiclass == "ovr" else store.label_errors()
     history = store.history()
     return Findings(
@@ -124,6 +132,8 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         subjects=subjects,
         added=torch.tensor(added, dtype=torch.float64),
         leverage=torch.cat(leverage),
+        mean=total / len(ids),
+        spread=(squared / len(ids) - (total / len(ids)).square()).clamp(min=0).sqrt(),
         harm=harm(store, head, ids),
         drift=head.drift(),
         history=history,
@@ -135,32 +145,35 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
 
 
 def waiting_work(store: SampleStore) -> list[str]:
-    """Work that is to be done on a store, most urgent first, in words for those who answer requests."""
+    """List the open tasks of a store, most urgent first, in words for people who answer requests."""
     requests = [r for r in store.requests.all() if r.open]
     out = [f"Request {r.id} is overdue by {counted(-r.days_left, 'day')}." for r in requests if r.overdue]
     last = max((e.position for e in store.history() if e.kind == "remove"), default=0)
     receipts = len(store.receipts.unwritten())
     if receipts:
-        out.append(f"{counted(receipts, 'receipt')} of erasures not written to a file yet (torchlssvm receipt).")
+        out.append(f"{counted(receipts, 'erasure')} without a receipt file: run torchlssvm receipt.")
     if last > store.compacted:
-        out.append("Bytes of erased samples may still be in the files of the store (torchlssvm compact).")
+        out.append("The store's files may still contain bytes of erased samples: run torchlssvm compact.")
     older = store.certificates.checkpoints_before(last)
     if older:
-        out.append(f"{counted(len(older), 'file')} elsewhere older than the last erasure: {listed(older)}.")
+        out.append(f"{counted(len(older), 'file')} from before the last erasure outside the store: {listed(older)}.")
     pending = len(list(PendingEvents(store)))
     if pending:
-        out.append(f"{counted(pending, 'correction')} waiting for samples that have not come by (torchlssvm pending).")
+        out.append(
+            f"{counted(pending, 'correction')} waiting for samples that have not arrived: see torchlssvm pending."
+        )
     if store.suppression.path is None and last:
-        out.append("No suppression list is in use: erased samples could be added again (torchlssvm suppression).")
+        out.append("Erased samples could be added again: use a suppression list (torchlssvm suppression).")
     return out
 
 
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
-    """Change of the squared error on one half of the samples if a sample of the other half were removed (n,).
+    """Return how the squared error on one half of the samples would change without a sample of the other half (n,).
 
-    The halves are chosen by a hash of the ids; each sample is judged by a model of its half on samples of the other half, so
-    nothing is judged on what it has learned. Negative: the model would be better without it. Exact, and nothing is refitted
-    but two halves. NaN where a half has no samples.
+    A hash of the ids chooses the halves. Each half has its own model, and each sample is judged on the half that its model has
+    not seen, so no sample is judged on data it has shaped. A negative number means that the model would be better without the
+    sample. The numbers are exact, with class weights as the half has them; only two models are fitted. They are NaN where a
+    half has too few samples.
     """
     half = torch.tensor(fold_of(ids, 2))
     out = torch.full((len(ids),), float("nan"), dtype=torch.float64)
@@ -170,39 +183,42 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     models = [type(head).from_config(config, device=head.device) for _ in range(2)]
     judges: list[list[Tensor]] = [[], []]
     truths: list[list[Tensor]] = [[], []]
-    start = 0
-    for rows in store.batches():
-        mine = half[start : start + len(rows)]
-        start += len(rows)
-        for h in range(2):
-            x, y = rows.x[mine == h].to(head.device), rows.y[mine == h].to(head.device)
-            if not len(x):
-                continue
-            if models[h].statistics.empty:
-                models[h].statistics.decide("labels", head.grid, None)
-            models[h].add(x, y)
-            room = JUDGING_SAMPLES - sum(map(len, judges[h]))
-            judges[h].append(x[:room].double())
-            truths[h].append(y[:room])
+    for _, h, x, y in half_batches(store, half, head.device):
+        if models[h].statistics.empty:
+            models[h].statistics.decide("labels", head.grid, None)
+        models[h].add(x, y)
+        room = JUDGING_SAMPLES - sum(map(len, judges[h]))
+        judges[h].append(x[:room].double())
+        truths[h].append(y[:room])
+    if isinstance(
+        head.class_weight, str
+    ):  # weights that follow the counts would need a solve for each class in each batch
+        for model in models:
+            fixed: Any = class_weights(head.class_weight, model.counts.to(torch.float64))
+            model.class_weight = torch.where(fixed > 0, fixed, 1.0)
     points, labels = [torch.cat(j) for j in judges], [torch.cat(t) for t in truths]
-    start = 0
-    for rows in store.batches():
-        mine = half[start : start + len(rows)]
-        for h in range(2):
-            pick = (mine == h).nonzero()[:, 0]
-            if len(pick):
-                x, y = rows.x[pick].to(head.device), rows.y[pick].to(head.device)
-                out[start + pick] = models[h].influence(x, y, points[1 - h], labels[1 - h]).cpu()
-        start += len(rows)
+    for rows, h, x, y in half_batches(store, half, head.device):
+        out[rows] = models[h].influence(x, y, points[1 - h], labels[1 - h]).cpu()
     return out
 
 
+def half_batches(store: SampleStore, half: Tensor, device: Any) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
+    """Yield row numbers, half, features and labels of all samples, so that each batch is of one half."""
+    start = 0
+    for rows in store.batches():
+        for h in range(2):
+            mine = (half[start : start + len(rows)] == h).nonzero()[:, 0]
+            if len(mine):
+                yield start + mine, h, rows.x[mine].to(device), rows.y[mine].to(device)
+        start += len(rows)
+
+
 def list_certificates(folder: Any, chain: str) -> list[CertificateFile]:
-    """List the certificates (*.json) of a folder, oldest first; a file that is none is listed with the reason."""
+    """List the certificates (*.json) of a folder, oldest first. A file that cannot be read is listed with the reason."""
     if folder is None:
         return []
     if not Path(folder).is_dir():
-        raise ValueError(f"{folder} is not a folder with certificates")
+        raise ValueError(f"{folder} is not a folder: --certificates takes the folder that holds the certificates")
     out = []
     for path in sorted(p for p in Path(folder).glob("*.json") if not p.name.endswith(".receipt.json")):
         try:

@@ -1,4 +1,4 @@
-"""The HTML page of a report: one file that needs no other."""
+"""The HTML page of a report: one file that needs no others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchlssvm.report.charts import draw_charts
 from torchlssvm.report.findings import Findings
@@ -18,13 +19,43 @@ SELECTION_WORDS = {"gcv": "generalized cross-validation", "kfold": "cross-valida
 MULTICLASS_WORDS = {"ovr": "one against the rest", "ovo": "one against one"}
 
 SHOWN_EVENTS = 25
-"""Events listed, the last ones; the chart shows all."""
+"""Events in the list, the most recent ones. The chart shows all."""
+
+SHOWN_VALUES = 6
+"""Feature values listed for a sample: those that stand out most."""
 
 
-def page(found: Findings, pictures: Source, names: Sequence[str], title: str, time: str, count: int) -> str:
-    """Write the whole page. names: of the classes; count: samples shown in each list."""
+def page(
+    found: Findings, pictures: Source | None, values: dict[str, Tensor], names: Sequence[str], title: str, time: str,
+    count: int,
+) -> str:  # fmt: skip
+    """Write the whole page.
+
+    Args:
+        found: the numbers.
+        pictures: the picture of each sample. Without it, samples are shown by the ``values`` of their features (J,), by id.
+        values: see ``pictures``.
+        names: of the classes.
+        title: of the page.
+        time: at which it is written.
+        count: how many samples each list shows.
+    """
     weight = found.head["class_weight"]
     form = f"{found.head['intercept']} intercept, {MULTICLASS_WORDS[found.head['multiclass']]}"
+    suspicious, harmful = shown_samples(found, count)
+
+    def card(i: int) -> dict[str, Any]:
+        sample = (found.labels.ids or [])[i]
+        shown = {"id": sample, "subject": found.subjects[i] or "", "label": names[int(found.labels.labels[i])]}
+        if pictures is not None:
+            return shown | {"picture": pictures(sample)}
+        return shown | {"values": unusual_values(values[sample], found)}
+
+    def proposal(i: int) -> dict[str, str]:
+        now = int(found.labels.proposed[i])
+        margin = signed(float(found.labels.margins[i]), ".2f")
+        return {"proposed": names[now], "share": percent(float(found.probabilities[i, now]), 0), "note": margin}
+
     return render(
         "report.html.j2",
         found=found,
@@ -40,9 +71,24 @@ def page(found: Findings, pictures: Source, names: Sequence[str], title: str, ti
         selection=SELECTION_WORDS[found.path.method],
         charts=draw_charts(found),
         classes=class_rows(found, names),
-        suspicious=[suspicious_card(found, pictures, names, i) for i in found.labels.suspects[:count].tolist()],
-        harmful=harmful_cards(found, pictures, names, count),
+        pictures=pictures is not None,
+        suspicious=[card(i) | proposal(i) for i in suspicious],
+        harmful=[card(i) | {"proposed": None, "note": signed(float(found.harm[i]), "+.2g")} for i in harmful],
     )
+
+
+def shown_samples(found: Findings, count: int) -> tuple[list[int], list[int]]:
+    """Row numbers of the most suspicious samples, and of those without which the loss on the others falls most."""
+    known = torch.nan_to_num(found.harm, nan=math.inf)
+    harmful = [i for i in known.argsort(stable=True)[:count].tolist() if known[i] < 0]
+    return found.labels.suspects[:count].tolist(), harmful
+
+
+def unusual_values(x: Tensor, found: Findings) -> list[tuple[int, str, str]]:
+    """Number, value and distance from the mean (in standard deviations) of the features that stand out most. x: (J,)."""
+    distance = torch.where(found.spread > 0, (x - found.mean) / found.spread, 0.0)
+    columns = distance.abs().argsort(descending=True, stable=True)[:SHOWN_VALUES].tolist()
+    return [(c, signed(float(x[c]), ".4g"), signed(float(distance[c]), "+.1f")) for c in columns]
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -56,14 +102,20 @@ def signed(value: float, form: str) -> str:
 
 
 def erasure_tiles(found: Findings) -> list[tuple[str, str]]:
-    """The main figures for those who answer requests, each with its meaning."""
+    """The main figures for people who answer requests, each with its meaning."""
     removals = [e for e in found.history if e.kind == "remove"]
     opened = [r for r in found.requests if r.open]
     return [
-        (f"{len(opened):,}", f"open requests, {sum(r.overdue for r in opened):,} of them overdue"),
-        (f"{sum(e.samples for e in removals):,}", f"samples erased, in {counted(len(removals), 'erasure')}"),
-        (f"{len(found.waiting):,}", f"open task{'' if len(found.waiting) == 1 else 's'}, listed below"),
+        tile(len(opened), "open request", f"{sum(r.overdue for r in opened):,} overdue"),
+        tile(sum(e.samples for e in removals), "erased sample", f"in {counted(len(removals), 'erasure')}"),
+        tile(len(found.waiting), "open task", "listed below" if found.waiting else "nothing to do"),
     ]
+
+
+def tile(number: int, noun: str, more: str) -> tuple[str, str]:
+    """A number, and its noun with a remark."""
+    figure, _, noun = counted(number, noun).partition(" ")
+    return figure, f"{noun}, {more}"
 
 
 def classifier_tiles(found: Findings) -> list[tuple[str, str]]:
@@ -73,17 +125,17 @@ def classifier_tiles(found: Findings) -> list[tuple[str, str]]:
         nearest = (found.path.rhos.log() - math.log(found.head["rho"])).abs().argmin()
         dof = f", {float(found.path.dof[nearest]):.4g} degrees of freedom"
     return [
-        (percent(found.accuracy), "accuracy, each sample scored by a model trained without it"),
-        (f"{found.ece[1]:.3f}", f"calibration error of its probabilities ({found.ece[0]:.3f} uncalibrated)"),
-        (f"{len(found.labels.suspects):,}", "samples whose label a model trained without them would change"),
+        (percent(found.accuracy), "leave-one-out accuracy: a model trained without the sample scores it"),
+        (f"{found.ece[1]:.3f}", f"calibration error of the probabilities ({found.ece[0]:.3f} uncalibrated)"),
+        tile(len(found.labels.suspects), "suspicious label", "listed below"),
         (f"{found.head['rho']:.4g}", f"rho{dof}"),
-        (f"{len(found.history):,}", "events"),
-        (f"{found.drift:.0e}" if found.drift else "0", "drift of the weights from their statistics"),
+        tile(len(found.history), "event", "in the journal"),
+        (f"{found.drift:.0e}" if found.drift else "0", "drift: distance of the weights from a fresh solve"),
     ]
 
 
 def class_rows(found: Findings, names: Sequence[str]) -> list[list[str]]:
-    """For each class its name, samples, accuracy, mean margin, and the class it is most often taken for."""
+    """Name, samples, accuracy, mean margin and most frequent wrong prediction of each class."""
     y, proposed, K = found.labels.labels, found.labels.proposed, len(names)
     confusion = torch.zeros(K, K, dtype=torch.int64)
     confusion.index_put_((y, proposed), torch.ones_like(y), accumulate=True)
@@ -100,28 +152,7 @@ def class_rows(found: Findings, names: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def card(found: Findings, pictures: Source, names: Sequence[str], i: int, note: str) -> dict[str, Any]:
-    """One sample with its picture."""
-    sample, label = (found.labels.ids or ())[i], names[int(found.labels.labels[i])]
-    shown = {"id": sample, "subject": found.subjects[i], "picture": pictures(sample), "label": label, "note": note}
-    return shown | {"proposed": None, "share": ""}
-
-
-def suspicious_card(found: Findings, pictures: Source, names: Sequence[str], i: int) -> dict[str, Any]:
-    """A sample with its label and the one that is proposed."""
-    now = int(found.labels.proposed[i])
-    shown = card(found, pictures, names, i, f"margin {signed(float(found.labels.margins[i]), '.2f')}")
-    return shown | {"proposed": names[now], "share": percent(float(found.probabilities[i, now]), 0)}
-
-
-def harmful_cards(found: Findings, pictures: Source, names: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """The samples without which the loss on the others falls most."""
-    known = torch.nan_to_num(found.harm, nan=math.inf)
-    order = [i for i in known.argsort(stable=True)[:count].tolist() if known[i] < 0]
-    return [card(found, pictures, names, i, f"loss {signed(float(known[i]), '+.2g')}") for i in order]
-
-
 def class_names(given: Sequence[str] | None, K: int) -> list[str]:
-    """Return names of all classes; numbers where there are none."""
+    """Return a name for each class: the one given, or its number."""
     names: list[Any] = list(given or [])[:K]
     return [str(n) for n in names] + [str(k) for k in range(len(names), K)]

@@ -1,4 +1,4 @@
-"""Thumbnails: from a folder of image files, or from an array of pictures, as data that a page carries itself."""
+"""Thumbnails from a folder of image files or an array of pictures, as data URIs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 def source(images: Any) -> Source:
     """Return a function from sample ids to pictures.
 
-    images: None; a folder, where a sample's id is a path below it; an array (n, H, W) or (n, H, W, 3), or a .npy file with one,
+    images: a folder, where a sample's id is a path below it; an array (n, H, W) or (n, H, W, 3), or a .npy file with one,
     where the sample ``<anything>:<row>`` or ``<row>`` has that row; or a function from an id to a path, an array or None.
     """
-    if images is None:
-        return lambda sample: None
     if callable(images):
         return lambda sample: uri(images(sample))
     if isinstance(images, np.ndarray):

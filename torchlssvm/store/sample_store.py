@@ -52,6 +52,9 @@ from torchlssvm.store.transaction import EventResult, Transaction
 
 log = logging.getLogger("torchlssvm.store")
 
+LARGE_BATCH_NUMBERS = 2**24
+"""Numbers in one large batch of rows: 128 megabytes."""
+
 NOTE_PREFIX = "note/"
 """Names of records that are notes of callers begin with this."""
 
@@ -477,7 +480,9 @@ class SampleStore:
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
-            for rows in self.batches():
+            # Class weights that follow the counts need a solve for each class in each batch, so batches are large then.
+            follows = isinstance(getattr(head, "class_weight", None), str)
+            for rows in self.batches(max(ROWS_PER_BATCH, LARGE_BATCH_NUMBERS // head.in_features if follows else 0)):
                 y = rows.y.to(head.device)
                 ids += rows.ids
                 scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
