@@ -7,9 +7,10 @@ from scipy import sparse
 from sklearn.linear_model import Ridge, RidgeClassifier
 
 from tests.support.faults import Failing, replaced
-from torchlssvm import NotFittedError, RemovalError
+from torchlssvm import GridError, KernelLSSVM, NotFittedError, RemovalError
 from torchlssvm.errors import InterruptedUpdateError, NumericalWarning
 from torchlssvm.functional import sparse_rows
+from torchlssvm.kernels import Linear
 from torchlssvm.sklearn import LSSVMClassifier, LSSVMRegressor, MarginClassifier
 from torchlssvm.sklearn.dual_head import DualHead
 
@@ -28,10 +29,13 @@ FORMS = {
 }
 
 
+EXACT = {"grid": None}  # floats as they come: equal to Ridge's to rounding, not to the grid
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("intercept", ["free", "none"])
 def test_the_dual_is_ridge(form, intercept):
-    model = LSSVMClassifier(rho=2.0, intercept=intercept).fit(FORMS[form], Y)
+    model = LSSVMClassifier(rho=2.0, intercept=intercept, grid=None).fit(FORMS[form], Y)
     truth = RidgeClassifier(alpha=2.0, fit_intercept=intercept == "free").fit(X, Y)
     assert isinstance(model.head_, DualHead)
     assert form == "dense" or sparse.issparse(model.head_.rows)
@@ -40,71 +44,123 @@ def test_the_dual_is_ridge(form, intercept):
     np.testing.assert_allclose(model.predict_proba(FORMS[form]).sum(1), 1)
     target = X @ RNG.normal(size=(J, 2))
     for t in (target, target[:, 0]):
-        ours = LSSVMRegressor(rho=0.5, intercept=intercept).fit(FORMS[form], t)
+        ours = LSSVMRegressor(rho=0.5, intercept=intercept, grid=None).fit(FORMS[form], t)
         theirs = Ridge(alpha=0.5, fit_intercept=intercept == "free").fit(X, t)
         np.testing.assert_allclose(ours.predict(FORMS[form]), theirs.predict(X), atol=1e-8)
 
 
-def test_rho_is_the_one_of_the_sums():
-    wide = LSSVMClassifier().fit(S, Y)
-    primal = LSSVMClassifier(grid="auto").fit(X, Y)
+def test_class_and_sample_weights_are_those_of_ridge():
+    weight = np.random.default_rng(1).uniform(0.5, 2.0, N)
+    by_class = {"a": 3.0, "c": 0.5}
+    ours = LSSVMClassifier(2.0, class_weight=by_class).fit(S, Y, sample_weight=weight)  # fractions: no grid
+    theirs = RidgeClassifier(2.0, class_weight=by_class).fit(X, Y, sample_weight=weight)
+    assert isinstance(ours.head_, DualHead)
+    np.testing.assert_allclose(ours.decision_function(S), theirs.decision_function(X), atol=1e-9)
+    unequal = np.r_[0:20, 0:60:3]
+    ours = LSSVMClassifier(2.0, class_weight="balanced", **EXACT).fit(X[unequal], Y[unequal])
+    theirs = RidgeClassifier(2.0, class_weight="balanced").fit(X[unequal], Y[unequal])
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-9)
+    copies = LSSVMClassifier(2.0).fit(X, Y, sample_weight=1 + (np.arange(N) < 9))
+    copies.partial_unfit(X[:5], Y[:5])  # one of two copies
+    twice = LSSVMClassifier(2.0).fit(np.r_[X, X[5:9]], np.r_[Y, Y[5:9]])
+    np.testing.assert_allclose(copies.decision_function(X), twice.decision_function(X), atol=1e-9)
+    with pytest.raises(RemovalError):
+        copies.partial_unfit(X[:1], Y[:1], sample_weight=[2])
+    with pytest.raises(ValueError, match="integers"):
+        copies.partial_fit(X[:1], Y[:1], sample_weight=[0.5])
+
+
+@pytest.mark.parametrize("options", [{}, {"class_weight": "balanced"}, {"alphas": "path", "selection": "gcv"}])
+def test_rho_is_the_one_of_the_sums(options):
+    wide = LSSVMClassifier(**options).fit(S, Y)
+    primal = LSSVMClassifier(device="cpu", **options).fit(X, Y)  # a device is given: sums
     assert isinstance(wide.head_, DualHead)
     assert not isinstance(primal.head_, DualHead)
-    assert wide.alpha_ == primal.alpha_
+    assert wide.alpha_ == pytest.approx(primal.alpha_, rel=1e-9)
     np.testing.assert_allclose(wide.decision_function(S), primal.decision_function(X), atol=1e-3)
 
 
 @pytest.mark.parametrize("form", ["dense", "csr"])
-def test_rows_are_added_and_removed(form):
+@pytest.mark.parametrize("grid", [None, "auto", 8.0])
+def test_rows_are_added_and_removed(form, grid):
     x = FORMS[form]
-    model = LSSVMClassifier(rho=1.0).fit(x[:50], Y[:50]).partial_fit(x[50:], Y[50:]).partial_unfit(x[:20], Y[:20])
+    model = LSSVMClassifier(rho=1.0, grid=grid)
+    model.fit(x[:50], Y[:50]).partial_fit(x[50:], Y[50:]).partial_unfit(x[:20], Y[:20])
     truth = RidgeClassifier(alpha=1.0).fit(X[20:], Y[20:])
-    np.testing.assert_allclose(model.decision_function(x), truth.decision_function(X), atol=1e-9)
-    with pytest.raises(RemovalError, match="not among the samples held"):
+    np.testing.assert_allclose(
+        model.decision_function(x), truth.decision_function(X), atol=1e-9 if grid is None else 1e-4
+    )
+    if grid == 8.0:  # nothing is left of the samples that are gone
+        never = LSSVMClassifier(rho=1.0, grid=grid).fit(x[20:], Y[20:])
+        np.testing.assert_array_equal(model.coef_, never.coef_)
+        assert model.head_.rows.dtype == np.int32
+    with pytest.raises(RemovalError):
         model.partial_unfit(x[:1], Y[:1])
-    with pytest.raises(RemovalError, match="not among"):
+    with pytest.raises(RemovalError):
         model.partial_unfit(x[20:21], np.array(["c" if Y[20] != "c" else "a"]))
     assert model.head_.n == 40
-    with pytest.raises(ValueError, match="without weights"):
-        model.partial_fit(x[:1], Y[:1], sample_weight=[2.0])
 
 
-def test_leave_one_out_in_the_dual():
-    model = LSSVMClassifier(rho=1.5).fit(S, Y)
-    scores = model.head_.leave_one_out(S, np.arange(N) % 3)
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+def test_leave_one_out_in_the_dual(class_weight):
+    rows = np.r_[0:40, 40:60:2]
+    x, y = X[rows], Y[rows]
+    model = LSSVMClassifier(1.5, class_weight=class_weight, store_loo=True, calibration="temperature", **EXACT).fit(
+        x, y
+    )
+    assert isinstance(model.head_, DualHead)
     for i in (0, 31):
-        rest = np.delete(np.arange(N), i)
-        alone = RidgeClassifier(alpha=1.5).fit(X[rest], Y[rest]).decision_function(X[i : i + 1])
-        np.testing.assert_allclose(scores[i], alone[0], atol=1e-9)
-    assert len(model.label_errors(S, Y).order) == N
-    with pytest.raises(ValueError, match="samples that are held"):
-        model.label_errors(S[:5], Y[:5])
+        rest = np.delete(np.arange(len(y)), i)
+        alone = RidgeClassifier(1.5, class_weight=class_weight).fit(x[rest], y[rest]).decision_function(x[i : i + 1])
+        np.testing.assert_allclose(model.leave_one_out_[i], alone[0], atol=1e-9)
+    assert len(model.label_errors(x[5:9], y[5:9]).order) == 4
+    with pytest.raises(ValueError, match="row 0"):
+        model.label_errors(X[41:42], Y[41:42])
+    rhos = np.logspace(-1, 2, 4)
+    chosen = LSSVMClassifier(alphas=rhos, class_weight=class_weight, **EXACT).fit(x, y)
+    errors = []
+    for rho in rhos:
+        scores = LSSVMClassifier(rho, class_weight=class_weight, store_loo=True, **EXACT).fit(x, y).leave_one_out_
+        counts = {c: len(y) / (3 * (y == c).sum()) if class_weight else 1.0 for c in "abc"}
+        squares = np.square(scores - (2.0 * (y[:, None] == np.array(["a", "b", "c"])) - 1)).mean(1)
+        errors.append(np.average(squares, weights=[counts[c] for c in y]))
+    np.testing.assert_allclose(chosen.path_.errors, errors, rtol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore::torchlssvm.errors.NumericalWarning")  # a path may choose a tiny rho
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"grid": "auto"},
-        {"scale": "std"},
-        {"class_weight": "balanced"},
-        {"calibration": "temperature"},
-        {"alphas": "path"},
-    ],
-)
+def test_probabilities_follow_the_rows_that_are_left():
+    model = LSSVMClassifier(rho=1.0, grid=8.0).fit(X, Y)
+    before = model.predict_proba(X)
+    never = LSSVMClassifier(rho=1.0, grid=8.0).fit(X[20:], Y[20:])
+    after = model.partial_unfit(X[:20], Y[:20]).predict_proba(X)
+    np.testing.assert_array_equal(after, never.predict_proba(X))
+    assert not np.allclose(before, after)
+
+
+@pytest.mark.parametrize("rho", [1e-6, 1e-10, 1e-13])
+@pytest.mark.filterwarnings("error")
+def test_a_small_rho_is_solved_to_rounding(rho):
+    """With full rank, interpolation is the limit; a machine on the kernel is an independent way there."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(80, 900)), np.arange(80) % 2
+    kernel = KernelLSSVM(Linear(), C=1.0 / rho)
+    kernel.add(torch.from_numpy(x[:70]), torch.from_numpy(y[:70]))
+    truth = kernel.decision(torch.from_numpy(x)).numpy()
+    model = LSSVMClassifier(rho=rho, grid=None).fit(x[:70], y[:70])
+    np.testing.assert_allclose(model.decision_function(x), truth, atol=1e-9)
+    np.testing.assert_allclose(model.head_.left_out_scores()[:, 1], kernel.leave_one_out()[:, 1], atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{"scale": "std"}, {"normalize": "l2"}, {"intercept": "penalized"}])
 def test_what_needs_sums_has_sums(options):
-    model = LSSVMClassifier(**options).fit(S, Y)
+    model = LSSVMClassifier(1.0, **options).fit(S, Y)
     assert not isinstance(model.head_, DualHead)
     np.testing.assert_allclose(model.decision_function(S), model.decision_function(X), atol=1e-12)
-    np.testing.assert_allclose(
-        model.decision_function(X), LSSVMClassifier(**options).fit(X, Y).decision_function(X), atol=1e-6
-    )
 
 
 def test_many_sparse_rows_are_summed():
     rows = RNG.integers(0, N, 3000)
     x, y = S[rows][:, :30], Y[rows]
-    model = LSSVMClassifier(rho=1.0, multiclass="ovr").fit(x, y)
+    model = LSSVMClassifier(rho=1.0, multiclass="ovr", grid=None).fit(x, y)
     truth = RidgeClassifier(alpha=1.0).fit(x.toarray(), y)
     np.testing.assert_allclose(model.decision_function(x), truth.decision_function(x.toarray()), atol=1e-8)
     exact = LSSVMClassifier(grid=16.0).fit(x, y).partial_unfit(x[:500], y[:500])
@@ -120,10 +176,7 @@ def test_rho_of_more_rows_than_a_block(form):
     y = np.arange(600) % 2
     x[:, 0] += y
     given = {"dense": x, "sparse": sparse.csr_matrix(x), "float32": x.astype(np.float32)}[form]
-    model, primal = (
-        LSSVMClassifier().fit(given, y),
-        LSSVMClassifier(alphas=None, grid=None, class_weight={0: 1.0}).fit(x, y),
-    )
+    model, primal = LSSVMClassifier(grid=None).fit(given, y), LSSVMClassifier(grid=None, device="cpu").fit(x, y)
     assert isinstance(model.head_, DualHead)
     assert not isinstance(primal.head_, DualHead)
     assert model.alpha_ == primal.alpha_
@@ -137,19 +190,19 @@ def test_a_column_far_from_zero_hides_nothing(form):
     x[:, 7] += 1e6
     for rho in (1e-2, 1.0):
         model, truth = (
-            LSSVMClassifier(rho=rho).fit(form(x), Y),
-            RidgeClassifier(alpha=rho).fit(X, Y),
+            LSSVMClassifier(rho, grid=None).fit(form(x), Y),
+            RidgeClassifier(rho).fit(X, Y),
         )  # the same problem
         np.testing.assert_allclose(model.decision_function(form(x)), truth.decision_function(X), atol=1e-7)
-    assert LSSVMClassifier().fit(form(x), Y).alpha_ == LSSVMClassifier().fit(X, Y).alpha_
+    assert LSSVMClassifier(grid=None).fit(form(x), Y).alpha_ == LSSVMClassifier(grid=None).fit(X, Y).alpha_
 
 
 @pytest.mark.parametrize("rho", [1e-18, 1e-300])
 def test_a_rho_below_rounding_is_said(rho):
     twice = np.repeat(X[:30], 2, 0)  # equal rows with other labels
-    model = LSSVMClassifier(rho=rho).fit(twice, Y)
     with pytest.warns(NumericalWarning, match="below the rounding"):
-        scores = model.decision_function(twice)
+        model = LSSVMClassifier(rho=rho, grid=None).fit(twice, Y)
+    scores = model.decision_function(twice)
     truth = RidgeClassifier(alpha=1e-9).fit(twice, Y)
     np.testing.assert_allclose(scores, truth.decision_function(twice), atol=1e-5)
     with pytest.raises(ValueError, match="needs a larger one"):
@@ -165,7 +218,7 @@ def test_units_do_not_matter(scale):
 
 def test_the_rows_kept_are_copies():
     mine, labels = X.copy(), Y.copy()
-    model, truth = LSSVMClassifier(rho=1.0).fit(mine, labels), RidgeClassifier(alpha=1.0).fit(X, Y)
+    model, truth = LSSVMClassifier(rho=1.0, grid=None).fit(mine, labels), RidgeClassifier(alpha=1.0).fit(X, Y)
     mine *= 0.0
     labels[:] = "a"
     np.testing.assert_allclose(model.decision_function(X), truth.decision_function(X), atol=1e-9)
@@ -186,13 +239,13 @@ def test_more_samples_than_features_become_sums():
     y = np.arange(1500) % 2
     x[:, 0] += y
     for form in (x, sparse.csr_matrix(x)):
-        model = LSSVMClassifier(rho=1.0).fit(form[:100], y[:100])
+        model = LSSVMClassifier(rho=1.0, grid=16.0).partial_fit(form[:100], y[:100])
         assert isinstance(model.head_, DualHead)
         model.partial_fit(form[100:], y[100:])
-        assert not isinstance(model.head_, DualHead)
-        truth = RidgeClassifier(alpha=1.0).fit(x, y)
-        np.testing.assert_allclose(model.decision_function(x), truth.decision_function(x), atol=1e-8)
-    targets = LSSVMRegressor(rho=1.0).fit(x[:50], x[:50, :2]).partial_fit(x[50:], x[50:, :2])
+        assert model.head_.digest() == LSSVMClassifier(rho=1.0, grid=16.0).fit(x, y).head_.digest()
+        with pytest.raises(RemovalError):  # rows that came before the sums are known
+            model.partial_unfit(x[:5], y[:5]).partial_unfit(x[:1], y[:1])
+    targets = LSSVMRegressor(rho=1.0, grid=None).fit(x[:50], x[:50, :2]).partial_fit(x[50:], x[50:, :2])
     np.testing.assert_allclose(targets.predict(x), Ridge(alpha=1.0).fit(x, x[:, :2]).predict(x), atol=1e-8)
 
 
@@ -204,6 +257,8 @@ def test_no_sample_left_is_an_error_and_not_a_number():
     assert np.isfinite(model.decision_function(X)).all()
     with pytest.raises(ValueError, match="leaves the range of float64"):
         model.partial_fit(X * 1e200, Y)
+    with pytest.raises(GridError):
+        model.partial_fit(X * 1e6, Y)
     assert model.head_.n == N
 
 

@@ -45,6 +45,7 @@ class LabelErrors:
         margins: the score of the label minus the best other score (n,): negative means that the model prefers another.
         order: all samples (n,), the most suspicious first. proposed: the class that the model prefers (n,).
         pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
+        classes: the names of the classes, or None.
     """
 
     labels: Tensor
@@ -54,11 +55,18 @@ class LabelErrors:
     proposed: Tensor
     pred_probs: NDArray[np.float64]
     ids: tuple[str, ...] | None = None
+    classes: tuple[Any, ...] | None = None
 
     @property
     def suspects(self) -> Tensor:
         """The samples whose label the model would change, the most suspicious first."""
         return self.order[self.margins[self.order] < 0]
+
+    def names(self, count: int | None = None) -> list[tuple[int, Any, Any]]:
+        """The most suspicious samples as (row, label given, class proposed), with class names where there are some."""
+        classes = range(self.scores.shape[1]) if self.classes is None else self.classes
+        rows = self.suspects[:count].tolist()
+        return [(i, classes[int(self.labels[i])], classes[int(self.proposed[i])]) for i in rows]
 
     def events(self, count: int | None = None) -> list[Relabel]:
         """Propose the preferred classes of the most suspicious samples, one event each, to be looked at first.
@@ -96,7 +104,9 @@ def find_label_errors(
 
 
 @exactly
-def from_scores(scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None) -> LabelErrors:
+def from_scores(
+    scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None, *, classes: Sequence[Any] | None = None
+) -> LabelErrors:
     """The same from leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,)."""
     if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != scores.shape[:1] or labels.is_floating_point():
         raise ValueError(
@@ -118,4 +128,5 @@ def from_scores(scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None
         proposed=scores.argmax(1),
         pred_probs=probabilities.cpu().numpy(),
         ids=None if ids is None else tuple(str(i) for i in ids),
+        classes=None if classes is None else tuple(classes),
     )

@@ -1,12 +1,17 @@
 r"""Ridge regression with fewer samples than features, solved in the space of the samples.
 
-With G = X X^T (n, n), centred for a free intercept, K = H G H, H = I - 1 1^T / n, and centred targets Y,
+Samples have weights d (n,), N in all; G = X X^T (n, n). With a free intercept rows and targets are centred on their weighted
+means, then scaled by the root of their weight: K = D^1/2 H G H^T D^1/2, H = I - 1 d^T / sum d, D = diag(d), and
 
-    alpha = (K + rho I)^-1 Y,    w = X^T alpha,    b = mean(y) - mean(x) w,
+    alpha = (K + rho I)^-1 Y,    w = X^T D^1/2 alpha,    b = mean(y) - mean(x) w.
 
-since alpha sums to zero. Without the direction 1, which the centring has taken, m = n - 1 (else n) are left, and
+**The null direction.** K u = 0 and u^T Y = 0 for u = d^1/2 / |d^1/2|, since rows and targets are centred. So alpha is also
+(K + rho I + c u u^T)^-1 Y for any c, and with c the mean eigenvalue this system stays well conditioned however small rho is.
+Its inverse A differs from (K + rho I)^-1 by (1 / (rho + c) - 1 / rho) u u^T. Without an intercept c is zero.
 
-    gcv(rho) = m rss / (n - dof)^2,    rss = rho^2 |alpha|^2,    n - dof = rho tr (K + rho I)^-1 (- 1 with the centring).
+**Leaving out** sample i: y_i - f(x_i) = alpha_i / (d_i^1/2 (A_ii - u_i^2 / (rho + c))).
+
+**GCV** is n rss / left^2 with rss = rho^2 |alpha|^2 and left = N - n + rho (tr A - 1 / (rho + c)), in which nothing cancels.
 
 For many values of rho, K = Q B Q^T is reduced once to a band matrix B by Householder reflections, 4/3 n^3 operations, all in
 matrix products. (A tridiagonal matrix, the way to eigenvalues, takes half of them in products with a vector.) B is a chain of
@@ -16,12 +21,11 @@ small blocks, D_i on its diagonal and C_i below; elimination from the first to t
     tr (B + rho I)^-1 = sum_i tr F_i^-1 F_i',
 
 takes O(n) for a value: the last is the derivative of log det (B + rho I) = sum log det F_i.
-
-Leaving out sample i: y_i - f(x_i) = rho alpha_i / (rho A_ii - 1/n), A = (K + rho I)^-1.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,25 +36,66 @@ BAND_COLUMNS = 64
 """Columns of the band: wide enough for fast products, narrow enough for quick elimination of its blocks."""
 
 
-def centred(G: Tensor) -> Tensor:
-    """H G H, in place. G: (n, n), symmetric."""
-    mean = G.mean(0)
-    return G.sub_(mean[:, None]).sub_(mean[None, :] - mean.mean())
+class DualSystem(NamedTuple):
+    """The weighted, centred system of n samples; its fields are overwritten by those who solve it."""
+
+    K: Tensor  # (n, n), the lower triangle
+    Y: Tensor  # (n, outputs)
+    u: Tensor  # (n,) the direction that the centring took; zeros without an intercept
+    root: Tensor  # (n,) d^1/2
+    copies: float  # N - n
+
+    def shift(self) -> float:
+        """Make K u = c u, by adding c u u^T; return c, or infinity without an intercept, where u is zero."""
+        if not bool(self.u.any()):
+            return math.inf
+        c = float(self.K.diagonal().mean()) or 1.0
+        self.K.addr_(self.u, self.u, alpha=c)
+        return c
 
 
-def solve(K: Tensor, Y: Tensor, rho: float) -> tuple[Tensor, bool]:
-    """alpha = (K + rho I)^-1 Y (n, outputs), and True if it has one. K: (n, n), lower triangle, overwritten; Y: (n, outputs).
+def centred(G: Tensor, d: Tensor) -> Tensor:
+    """H G H^T, in place. G: (n, n), symmetric; d: (n,) weights."""
+    mean = G @ (d / d.sum())
+    return G.sub_(mean[:, None]).sub_(mean[None, :] - mean @ (d / d.sum()))
 
-    Without a Cholesky factor, for a rho below rounding, alpha has no part in the directions where K is zero but for rounding:
-    w has none either, since X^T q is zero there.
+
+def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
+    """alpha (n, outputs), and True if K + rho I has a Cholesky factor.
+
+    Without one, where rho is below the rounding of rows that depend on each other, alpha has no part in the directions where K
+    is zero but for rounding: w has none either, since X^T q is zero there.
     """
+    K, Y = system.K, system.Y
+    system.shift()
     K.diagonal().add_(rho)
     L, info = torch.linalg.cholesky_ex(K)
     if not int(info):
         return torch.cholesky_solve(Y, L), True
-    s, Q = torch.linalg.eigh(K)  # of K + rho I
+    s, Q = torch.linalg.eigh(K)
     live = s > torch.finfo(s.dtype).eps * len(s) * s[-1]
     return Q @ (torch.where(live, 1.0 / s, 0.0)[:, None] * (Q.mT @ Y)), False
+
+
+def left_out(system: DualSystem, rho: float) -> Tensor:
+    """Leave-one-out residuals (n, outputs); torch.linalg.LinAlgError where rho is below the rounding of dependent rows."""
+    c = system.shift()
+    system.K.diagonal().add_(rho)
+    A = torch.cholesky_inverse(torch.linalg.cholesky(system.K))
+    left = A.diagonal() - system.u.square() / (rho + c)
+    return A @ system.Y / (system.root * left)[:, None]
+
+
+def left_out_errors(system: DualSystem, rhos: Tensor) -> Tensor:
+    """Squared leave-one-out errors (r, n), the mean over outputs, for many values from one eigendecomposition. rhos: (r,)."""
+    c = system.shift()
+    s, Q = torch.linalg.eigh(system.K)
+    s, Z, squares, out = s.clamp(min=0.0), Q.mT @ system.Y, Q.square(), []
+    for rho in rhos.tolist():
+        g = (s + rho).reciprocal()
+        left = squares @ g - system.u.square() / (rho + c)
+        out.append((Q @ (g[:, None] * Z) / (system.root * left)[:, None]).square().mean(1))
+    return torch.stack(out)
 
 
 class Reflection(NamedTuple):
@@ -69,8 +114,8 @@ class Band(NamedTuple):
     targets: list[Tensor]
     reflections: list[Reflection]
 
-    def path(self, rhos: Tensor, free: bool) -> tuple[Tensor, Tensor]:
-        """GCV (r,), the mean over outputs, and solutions (r, n, outputs) in the coordinates of the band. rhos: (r,)."""
+    def path(self, rhos: Tensor, copies: float, c: float) -> tuple[Tensor, Tensor]:
+        """GCV (r,) but for a factor, and solutions (r, n, outputs) in the coordinates of the band. rhos: (r,)."""
         eye = torch.eye(len(self.diagonal[0]), dtype=rhos.dtype)
         ridge, trace = rhos[:, None, None], torch.zeros_like(rhos)
         F, dF, u = (
@@ -92,9 +137,9 @@ class Band(NamedTuple):
         for i in reversed(range(len(self.below))):
             parts[i] = inverses[i] @ (parts[i] - self.below[i].mT @ parts[i + 1])
         alphas = torch.cat(parts, 1)
-        m = alphas.shape[1] - free
         rss = rhos.square() * alphas.square().sum(1).mean(1)
-        return m * rss / (rhos * trace - float(free)).square(), alphas
+        left = copies + rhos * (trace - 1.0 / (rhos + c))
+        return rss / left.square(), alphas
 
     def rotate_back(self, alpha: Tensor) -> Tensor:
         """Q alpha, in place. alpha: (n, outputs)."""
@@ -145,9 +190,3 @@ def reflect(panel: Tensor, start: int) -> tuple[Reflection, Tensor]:
     V.diagonal().fill_(1.0)
     S = torch.eye(k, dtype=V.dtype) + tau[:, None] * (V.mT @ V).triu_(1)
     return Reflection(start, V, torch.linalg.solve_triangular(S, torch.diag(tau), upper=True)), R
-
-
-def left_out(K: Tensor, Y: Tensor, rho: float, free: bool) -> Tensor:
-    """Leave-one-out residuals (n, outputs). K: (n, n), its lower triangle; Y: (n, outputs), centred if K is."""
-    A = torch.cholesky_inverse(torch.linalg.cholesky(K + rho * torch.eye(len(K), dtype=K.dtype)))
-    return rho * (A @ Y) / (rho * A.diagonal() - (1.0 / len(K) if free else 0.0))[:, None]

@@ -7,10 +7,19 @@
 >>> bool(cross_val_score(clf, X, y).mean() > 0.8)
 True
 >>> clf.partial_unfit(X[:10], y[:10]).head_.n  # exactly the classifier that never saw them, with the same rho
-140.0
+140
 """
 
 from torchlssvm.sklearn.kernel import IncrementalSVC, KernelLSSVMClassifier
 from torchlssvm.sklearn.linear import LSSVMClassifier, LSSVMRegressor, MarginClassifier
+from torchlssvm.sklearn.transformers import ModuleTransformer, RandomFeatures
 
-__all__ = ["IncrementalSVC", "KernelLSSVMClassifier", "LSSVMClassifier", "LSSVMRegressor", "MarginClassifier"]
+__all__ = [
+    "IncrementalSVC",
+    "KernelLSSVMClassifier",
+    "LSSVMClassifier",
+    "LSSVMRegressor",
+    "MarginClassifier",
+    "ModuleTransformer",
+    "RandomFeatures",
+]

@@ -49,6 +49,16 @@ class Classifier(ClassifierMixin):
         if len(np.unique(present)) < 2:
             raise ValueError("the data holds only one class: at least two classes are needed")
 
+    def _check_class_weight(self, weight: Any) -> Any:
+        """Class weights: a dict from labels as an array (K,), anything else as it is; ValueError for an unknown label."""
+        if not isinstance(weight, dict):
+            return weight
+        known = self.classes_.tolist()
+        unknown = [label for label in weight if label not in known]
+        if unknown:
+            raise ValueError(f"class_weight names {unknown[0]!r}, which is not among classes {self.classes_!r}")
+        return np.array([float(weight.get(label, 1.0)) for label in known])
+
     if TYPE_CHECKING:
 
         def _scores(self, X: Any) -> Tensor: ...

@@ -6,6 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
@@ -15,48 +16,68 @@ from torch import Tensor
 
 from torchlssvm.errors import NotFittedError, NumericalWarning, RemovalError
 from torchlssvm.functional import checks, dual_ridge
-from torchlssvm.functional.calibration import least_squares
+from torchlssvm.functional.grid import FixedPoint, as_grid
+from torchlssvm.functional.spectrum import default_values
+from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, best_of, check_rhos
+from torchlssvm.linear.linear_head import check_class_weight
+from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.sklearn.common import Array
 from torchlssvm.statistics.batch import LARGEST_FLOAT_VALUE
 
 LEAST_EXPONENT = -1000
-"""Power of two below which a mean eigenvalue is not told from zero: its inverse is a number too."""
+"""Power of two below which a mean eigenvalue counts as zero: its inverse is still a finite number."""
 
-CENTRED_COLUMNS = 512
-"""Columns that are centred and multiplied at a time: no second copy of all rows is made."""
+CENTRED_COLUMNS, GRIDDED_ROWS = 512, 256
+"""Columns that are centred, and rows that are put on the grid, at a time: no second float64 copy of all rows is made."""
 
 
 class DualHead:
     """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
 
-    n samples take n rows, copies of those given, and an (n, n) system instead of a (J, J) one. Sums of floats: no digest,
-    removal to rounding.
+    n samples take n rows and an (n, n) system instead of a (J, J) one. On a grid the rows are kept as 32-bit integers; they are
+    the whole state, so a head that has removed a sample is exactly the one that never saw it, and a sample that is not held is
+    refused.
 
     Args:
         in_features: J.
         outputs: K, classes or targets.
+        labels: True for labels (n,), False for targets (n, K).
         rho: a number, or ``"gcv"``: chosen at each solve.
         intercept: ``"free"`` or ``"none"``.
-        labels: True for labels (n,), False for targets (n, K).
+        grid: as for ``LSSVMHead``; None keeps the floats as they come.
+        class_weight: as for ``LSSVMHead``.
+        calibration: how probabilities are fitted to leave-one-out scores.
     """
 
     multiclass = "ovr"
     keeps_rows = True
     device = torch.device("cpu")
 
-    def __init__(self, in_features: int, outputs: int, rho: Any, intercept: str, labels: bool):
+    def __init__(
+        self, in_features: int, outputs: int, *, labels: bool, rho: Any = "gcv", intercept: str = "free", grid: Any = "auto",
+        class_weight: Any = None, calibration: str | None = None,
+    ):  # fmt: skip
         self.in_features, self.num_classes, self.intercept, self.labels = in_features, outputs, intercept, labels
-        self.rule = isinstance(rho, str) and rho == "gcv"
-        self._rho = 1.0 if self.rule else checks.positive(rho, "rho (or 'gcv')")
-        self.rows: Any = None  # (n, J), an array or a CSR matrix
+        self.class_weight = check_class_weight(class_weight, outputs, self.device)
+        self.calibration = calibration
+        self.grid = as_grid(grid)  # "auto" until the first rows come
+        self.chooses_rho = isinstance(rho, str) and rho == "gcv"
+        self._rho = 1.0 if self.chooses_rho else checks.positive(rho, "rho (or 'gcv')")
+        self.rows: Any = None  # (n, J), an array or a CSR matrix; steps of the grid, if there is one
         self.y = np.zeros((0,) if labels else (0, outputs))
+        self.weights = np.zeros(0)  # (n,)
+        self._forget_solution()
+
+    def _forget_solution(self) -> None:
         self._solved: tuple[Tensor, Tensor] | None = None
+        self._calibration: Calibration | None = None
 
     @property
-    def n(self) -> int:
-        """The number of samples."""
-        return len(self.y)
+    def n(self) -> float:
+        """The sum of the samples' weights."""
+        return float(self.weights.sum())
 
     @property
     def rho(self) -> float:
@@ -74,78 +95,151 @@ class DualHead:
         """b (K,)."""
         return self._solve()[1]
 
-    def add(self, x: Any, y: Array) -> Self:
-        """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K)."""
-        largest = max(float(x.max()), -float(x.min())) if x.shape[0] else 0.0
+    @property
+    def unit(self) -> float:
+        """The value of one step of the rows kept."""
+        return self.grid.resolution if isinstance(self.grid, FixedPoint) else 1.0
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def add(self, x: Any, y: Array, weight: Array | None = None) -> Self:
+        """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K); weight: (B,)."""
+        largest = max(float(x.max()), -float(x.min())) if min(x.shape) else 0.0
         if largest > LARGEST_FLOAT_VALUE:
             raise ValueError(
                 f"X holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale X"
             )
-        rows = copy_rows(x) if self.rows is None else stack_rows([self.rows, copy_rows(x)])
-        labels = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y])
-        self.rows, self.y, self._solved = rows, labels, None
+        grid = FixedPoint.auto(largest) if self.grid == "auto" else self.grid
+        if isinstance(grid, FixedPoint):
+            grid.check(largest, "X")
+        weight = self._check_weight(weight, len(y))
+        kept = weight > 0
+        new = self._stored(x, grid)[kept]
+        rows = new if self.rows is None else stack_rows([self.rows, new])
+        labels = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y[kept]])
+        self.grid, self.rows, self.y, self.weights = grid, rows, labels, np.concatenate([self.weights, weight[kept]])
+        self._forget_solution()
         return self
 
-    def remove(self, x: Any, y: Array) -> Self:
-        """Unlearn samples: rows that are held, bit for bit; RemovalError, with nothing changed, for one that is not."""
-        held: dict[bytes, list[int]] = {}
-        for i, key in enumerate(row_keys(self.rows, self.y)):
-            held.setdefault(key, []).append(i)
-        gone = []
-        for i, key in enumerate(row_keys(self._alike(x), y)):
-            if not held.get(key):
-                raise RemovalError(f"row {i} is not among the samples held, with this label. Nothing was changed.")
-            gone.append(held[key].pop())
-        keep = np.setdiff1d(np.arange(self.n), gone)
-        self.rows, self.y, self._solved = self.rows[keep], self.y[keep], None
+    def remove(self, x: Any, y: Array, weight: Array | None = None) -> Self:
+        """Unlearn samples that are held; RemovalError, with nothing changed, for one that is not."""
+        left = self.weights.copy()
+        places = self._places()
+        for i, (key, wanted) in enumerate(zip(self._keys_of(x, y), self._check_weight(weight, len(y)), strict=True)):
+            while wanted > 0:
+                at = next((j for j in reversed(places.get(key, [])) if left[j] > 0), None)
+                if at is None:
+                    raise RemovalError(f"row {i} is not held with this label and weight. Nothing was changed.")
+                taken = min(wanted, left[at])
+                left[at] -= taken
+                wanted -= taken
+        keep = left > 0
+        self.rows, self.y, self.weights = self.rows[keep], self.y[keep], left[keep]
+        self._forget_solution()
         return self
 
-    def _alike(self, x: Any) -> Any:
-        """Rows in the form in which rows are held, dense or sparse."""
+    def _check_weight(self, weight: Array | None, count: int) -> Array:
+        if weight is None:
+            return np.ones(count)
+        if self.grid is not None and bool(np.any(weight != np.round(weight))):
+            raise ValueError("sample weights on a grid are numbers of copies: integers; grid=None takes fractions")
+        return np.asarray(weight, dtype=np.float64)
+
+    def _stored(self, x: Any, grid: FixedPoint | str | None) -> Any:
+        """A copy of rows as they are kept; of a sparse matrix without zeros and with each entry once, in order."""
+        dense = isinstance(x, np.ndarray)
+        rows = x if dense else x.copy()
+        if not dense:
+            rows.sum_duplicates()
+        values = rows if dense else rows.data[:, None]
+        if isinstance(grid, FixedPoint):
+            steps = np.empty(values.shape, dtype=np.int32)
+            for a in range(0, len(values), GRIDDED_ROWS):
+                part = torch.from_numpy(np.ascontiguousarray(values[a : a + GRIDDED_ROWS]))
+                steps[a : a + GRIDDED_ROWS] = grid.integers(part).numpy()
+        else:
+            steps = values + values.dtype.type(0)  # no -0.0: rows are compared by their bytes
+        if dense:
+            return steps
+        rows.data = steps[:, 0]
+        rows.eliminate_zeros()
+        return rows
+
+    def _keys_of(self, x: Any, y: Array) -> list[bytes]:
+        """Hashes of rows that are given, in the form in which rows are held."""
         if isinstance(self.rows, np.ndarray):
-            return x if isinstance(x, np.ndarray) else x.toarray()
-        return copy_rows(x) if not isinstance(x, np.ndarray) else type(self.rows)(x)
+            x = x if isinstance(x, np.ndarray) else x.toarray()
+        elif isinstance(x, np.ndarray):
+            x = type(self.rows)(x)
+        return row_keys(self._stored(x, self.grid), y)
+
+    def _places(self) -> dict[bytes, list[int]]:
+        """The places of the rows held, by their hashes."""
+        places: dict[bytes, list[int]] = {}
+        for i, key in enumerate(row_keys(self.rows, self.y)):
+            places.setdefault(key, []).append(i)
+        return places
+
+    # -- solving -------------------------------------------------------------------------------------------------------
 
     def targets(self) -> Tensor:
         """Targets (n, K): -1 and +1 of labels."""
         if not self.labels:
             return torch.from_numpy(np.asarray(self.y, dtype=np.float64))
-        return (
-            2.0 * torch.nn.functional.one_hot(torch.from_numpy(self.y.astype(np.int64)), self.num_classes).double()
-            - 1.0
-        )
+        hot = torch.nn.functional.one_hot(torch.from_numpy(self.y.astype(np.int64)), self.num_classes)
+        return 2.0 * hot.double() - 1.0
 
-    def system(self) -> tuple[Tensor, Tensor, Array, Tensor]:
-        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept.
+    def _importance(self, counts: Tensor | None = None) -> Tensor:
+        """The weight d (n,) of each sample, that of its class included. counts: (K,) by class; those held unless given."""
+        d = torch.from_numpy(self.weights)
+        if self.class_weight is None:
+            return d
+        counts = self._counts() if counts is None else counts
+        by_class = class_weights(self.class_weight, counts)
+        assert by_class is not None
+        return d * by_class[torch.from_numpy(self.y.astype(np.int64))]
 
-        Of K what is above the diagonal may be missing.
-        """
-        Y, free = self.targets(), self.intercept == "free"
-        mean = np.asarray(self.rows.mean(0), dtype=np.float64).reshape(-1) if free else np.zeros(self.in_features)
-        centre = Y.mean(0) if free else torch.zeros(Y.shape[1], dtype=torch.float64)
-        product = np.zeros((self.n, self.n), order="F")
-        for _, part in self._parts(mean):
+    def _counts(self) -> Tensor:
+        return torch.from_numpy(np.bincount(self.y.astype(np.int64), self.weights, self.num_classes))
+
+    def _centres(self, d: Tensor) -> tuple[Array, Tensor]:
+        """Weighted means of rows (J,) and targets (outputs,); zeros without an intercept. d: (n,)."""
+        if self.intercept != "free":
+            return np.zeros(self.in_features), torch.zeros(self.num_classes, dtype=torch.float64)
+        share = d / d.sum()
+        return (share.numpy() @ self.rows) * self.unit, share @ self.targets()
+
+    def system(self, d: Tensor) -> dual_ridge.DualSystem:
+        """The system of the samples held with the weights d (n,)."""
+        mean, centre = self._centres(d)
+        free, root = self.intercept == "free", d.sqrt()
+        product = np.zeros((len(d), len(d)), order="F")
+        for _, part in self._parts(mean, d):
             if isinstance(part, np.ndarray):
                 product = dsyrk(1.0, part.T, beta=1.0, c=product, trans=1, overwrite_c=1)
             else:
-                G = torch.from_numpy((part @ part.T).toarray().astype(np.float64, copy=False))
-                product += (dual_ridge.centred(G) if free else G).numpy()
-        return torch.from_numpy(product.T), Y - centre, mean, centre
+                G = torch.from_numpy((part @ part.T).toarray())
+                product += (dual_ridge.centred(G, d) if free else G).numpy()
+        K = torch.from_numpy(product.T).mul_(root).mul_(root[:, None])
+        Y = (self.targets() - centre) * root[:, None]
+        u = root / d.sum().sqrt() if free else torch.zeros_like(root)
+        return dual_ridge.DualSystem(K, Y, u, root, self.n - len(d))
 
-    def _parts(self, mean: Array) -> Iterator[tuple[Any, Any]]:
-        """Yield columns, as an index and their values: dense ones in float64 and centred, sparse ones as they are.
+    def _parts(self, mean: Array, d: Tensor) -> Iterator[tuple[Any, Any]]:
+        """Yield columns, as an index and their float64 values: dense ones centred, sparse ones as they are.
 
         Columns of a sparse matrix that are more than half full are dense: uncentred, their mean could hide all the rest.
         """
+        share = (d / d.sum()).numpy()
 
         def centred(values: Array, of: Any) -> Array:
-            out: Array = values - mean[of]
-            return out - out.mean(0) if self.intercept == "free" else out  # what rounding left of the mean
+            out: Array = values * self.unit - mean[of]
+            return out - share @ out if self.intercept == "free" else out  # what rounding left of the mean
 
         rows = self.rows
         if not isinstance(rows, np.ndarray):
             full = rows.getnnz(axis=0) > rows.shape[0] / 2
-            yield ~full, rows[:, ~full]
+            yield ~full, rows[:, ~full] * self.unit
             if full.any():
                 yield full, centred(rows[:, full].toarray(), full)
             return
@@ -156,39 +250,79 @@ class DualHead:
     def _solve(self) -> tuple[Tensor, Tensor]:
         """Bring w (J, K) and b (K,) up to date."""
         if self._solved is None:
-            if not self.n:
+            if not len(self.y):
                 raise NotFittedError("no samples are held: call fit or partial_fit first")
-            K, Y, mean, centre = self.system()
-            if self.rule and self.n >= LEAST_SAMPLES:
-                self._rho, alpha = self.choose(K, Y)
+            d = self._importance()
+            system = self.system(d)
+            if self.chooses_rho and self.n >= LEAST_SAMPLES:
+                self._rho, alpha = self._choose(system)
             else:
-                self._rho = 1.0 if self.rule else self._rho
-                alpha, regular = dual_ridge.solve(K, Y, self._rho)
+                self._rho = 1.0 if self.chooses_rho else self._rho
+                alpha, regular = dual_ridge.solve(system, self._rho)
                 if not regular:
                     warnings.warn(
-                        f"rho={self._rho!r} is below the rounding of this system: it was solved by eigenvalues, those that are "
-                        "zero but for rounding left out",
+                        f"rho={self._rho!r} is below the rounding of this system: it was solved by eigenvalues, without those "
+                        "that are zero but for rounding",
                         NumericalWarning,
                         stacklevel=2,
                     )
-            w = torch.empty(self.in_features, Y.shape[1], dtype=torch.float64)
-            for columns, part in self._parts(mean):
-                w.numpy()[columns] = part.T @ alpha.numpy()
+            mean, centre = self._centres(d)
+            w = torch.empty(self.in_features, alpha.shape[1], dtype=torch.float64)
+            beta = (alpha * system.root[:, None]).numpy()
+            for columns, part in self._parts(mean, d):
+                w.numpy()[columns] = part.T @ beta
             self._solved = w, centre - torch.from_numpy(mean) @ w
         return self._solved
 
-    def choose(self, K: Tensor, Y: Tensor) -> tuple[float, Tensor]:
-        """Choose rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger; also returns alpha (n, K).
-
-        K: (n, n); Y: (n, K); both are overwritten.
-        """
-        mean = float(K.diagonal().sum()) / self.in_features
+    def _choose(self, system: dual_ridge.DualSystem) -> tuple[float, Tensor]:
+        """rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger, and its alpha (n, K)."""
+        mean = float(system.K.diagonal().sum()) / self.in_features
         unit = 2.0 ** max(math.frexp(mean)[1], LEAST_EXPONENT) if mean > 0 else 1.0  # squares of rho stay in range
         rhos = torch.tensor([2.0**k for k in range(LOWEST_POWER, HIGHEST_POWER + 1)], dtype=torch.float64)
-        band = dual_ridge.reduce_to_band(K.mul_(1.0 / unit), Y)
-        errors, alphas = band.path(rhos, self.intercept == "free")
+        system.K.mul_(1.0 / unit)
+        c = system.shift()
+        band = dual_ridge.reduce_to_band(system.K, system.Y)
+        errors, alphas = band.path(rhos, system.copies, c)
         best = int((errors <= errors.amin() * (1.0 + TIE_TOLERANCE)).nonzero().amax())
         return float(rhos[best]) * unit, band.rotate_back(alphas[best]).mul_(1.0 / unit)
+
+    def select_rho(self, rhos: Any = None, method: str = "gcv") -> RhoPath:
+        """Choose rho among values (None: 100 around the scale of the data) by ``"gcv"`` or ``"loo"``, and keep it."""
+        checks.one_of(method, "selection", ("gcv", "loo"))
+        d = self._importance()
+        system = self.system(d)
+        values = (
+            default_values(system.K.diagonal(), self.in_features) if rhos is None else check_rhos(rhos, self.device)
+        )
+        if method == "gcv":
+            c = system.shift()
+            errors, _ = dual_ridge.reduce_to_band(system.K, system.Y).path(values, system.copies, c)
+        else:
+            errors = torch.zeros_like(values)
+            for rows, weights in self._left_out_weights():
+                errors += dual_ridge.left_out_errors(self.system(weights), values)[:, rows] @ (d / d.sum())[rows]
+        path = RhoPath(best_of(values, errors), values, errors, None, method)
+        self._rho, self.chooses_rho = path.rho, False
+        self._forget_solution()
+        return path
+
+    def _left_out_weights(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield samples (m,) and the weights (n,) of all when one of them is left out: class weights may follow counts."""
+        if not isinstance(self.class_weight, str):
+            yield torch.arange(len(self.y)), self._importance()
+            return
+        y, counts = torch.from_numpy(self.y.astype(np.int64)), self._counts()
+        for k in y.unique().tolist():
+            for copies in np.unique(self.weights[self.y == k]).tolist():
+                fewer = counts.clone()
+                fewer[k] -= copies
+                rows = ((y == k) & (torch.from_numpy(self.weights) == copies)).nonzero()[:, 0]
+                d = self._importance(fewer)
+                if float(fewer[k]) == 0.0:  # the last one of its class has no weight then, and any weight leaves it out
+                    d[rows] = 1.0
+                yield rows, d
+
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def __call__(self, x: Any) -> Tensor:
         """Scores (B, K) of rows (B, J), dense or sparse."""
@@ -196,29 +330,33 @@ class DualHead:
         return torch.from_numpy(np.ascontiguousarray(x @ w.numpy())) + b
 
     def predict_proba(self, x: Any) -> Tensor:
-        """Probabilities (B, K): (1 + score) / 2, projected."""
-        return least_squares(self(x))
+        """Probabilities (B, K), calibrated on the leave-one-out scores of the samples held."""
+        if self._calibration is None:
+            labels, weights = torch.from_numpy(self.y.astype(np.int64)), torch.from_numpy(self.weights)
+            self._calibration = fit(self.left_out_scores(), labels, weights, self.calibration or "temperature")
+        return self._calibration(self(x))
+
+    def left_out_scores(self) -> Tensor:
+        """Scores (n, K) of the samples held, each by the head that never saw it, in the order in which they came."""
+        rho, scores = self.rho, self.targets()
+        for rows, weights in self._left_out_weights():
+            try:
+                residuals = dual_ridge.left_out(self.system(weights), rho)
+            except torch.linalg.LinAlgError:
+                raise ValueError(
+                    f"rho={rho!r} is below the rounding of this system: leave-one-out needs a larger one"
+                ) from None
+            scores[rows] -= residuals[rows]
+        return scores
 
     def leave_one_out(self, x: Any, y: Array) -> Tensor:
-        """Scores (n, K) of all samples held, each by the head that never saw it; ValueError for other samples."""
-        if row_keys(self._alike(x), y) != row_keys(self.rows, self.y):
-            raise ValueError("leave-one-out needs the samples that are held, in the order they were added")
-        rho = self.rho
-        K, Y, _, _ = self.system()
-        if int(torch.linalg.cholesky_ex(K + rho * torch.eye(self.n, dtype=torch.float64)).info):
-            raise ValueError(f"rho={rho!r} is below the rounding of this system: leave-one-out needs a larger one")
-        return self.targets() - dual_ridge.left_out(K, Y, rho, self.intercept == "free")
-
-
-def copy_rows(x: Any) -> Any:
-    """A copy of rows; of a sparse matrix without zeros and with each entry once, in order."""
-    if isinstance(x, np.ndarray):
-        copy: Array = x + x.dtype.type(0)  # no -0.0: rows are compared by their bytes
-        return copy
-    rows = x.copy()
-    rows.sum_duplicates()
-    rows.eliminate_zeros()
-    return rows
+        """Scores (B, K) of samples held, each by the head that never saw it; ValueError for a sample that is not held."""
+        places = self._places()
+        keys = self._keys_of(x, y)
+        missing = next((i for i, key in enumerate(keys) if key not in places), None)
+        if missing is not None:
+            raise ValueError(f"leave-one-out needs samples that are held: row {missing} is not")
+        return self.left_out_scores()[[places[key][0] for key in keys]]
 
 
 def stack_rows(parts: list[Any]) -> Any:
@@ -231,12 +369,11 @@ def stack_rows(parts: list[Any]) -> Any:
 
 
 def row_keys(rows: Any, y: Array) -> list[bytes]:
-    """The bytes of each row with its label or targets."""
+    """A hash of each row with its label or targets."""
     y = np.ascontiguousarray(y, dtype=np.float64)
     if isinstance(rows, np.ndarray):
-        rows = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
-        return [rows[i].tobytes() + y[i].tobytes() for i in range(len(y))]
-    data, at, ends = rows.data.astype(np.float64), rows.indices.astype(np.int64), rows.indptr
-    return [
-        data[a:b].tobytes() + at[a:b].tobytes() + y[i].tobytes() for i, (a, b) in enumerate(itertools.pairwise(ends))
-    ]
+        parts = (row.astype(np.float64).tobytes() for row in rows)
+    else:
+        data, at = rows.data.astype(np.float64), rows.indices.astype(np.int64)
+        parts = (data[a:b].tobytes() + at[a:b].tobytes() for a, b in itertools.pairwise(rows.indptr))
+    return [blake2b(part + target.tobytes(), digest_size=16).digest() for part, target in zip(parts, y, strict=True)]

@@ -31,7 +31,14 @@ def choose_multiclass(classes: int, features: int) -> str:
 
 
 WIDE_FEATURES = 512
-"""More features than this, and than samples, are solved in the dual without a grid: with fewer the sums cost little."""
+"""More features than this, and than samples, are solved in the dual: with fewer the sums cost little."""
+
+MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
+"""Least squares, one class against the rest, masks classes where there are many of them and fewer than ten features for each:
+docs/benchmarks/random_features.md has the measurement."""
+
+LIFTED_FEATURES = 2000
+"""Random features that the warning proposes."""
 
 
 class LinearEstimator(BaseEstimator):
@@ -42,6 +49,8 @@ class LinearEstimator(BaseEstimator):
     """Sparse matrices that are taken, as scikit-learn names them."""
     _takes_labels: bool = False
     """True for classifiers, whose targets are class indices."""
+    _sums_fractions: bool = True
+    """True if fractional sample weights are summed in float64 where grid="auto" is asked for."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -60,22 +69,16 @@ class LinearEstimator(BaseEstimator):
             """Labels or targets as a head takes them."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
+        """Learn from scratch, and solve. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
         with unchanged_on_error(self):
             X, y = self._check(X, y, True)
-            if sample_weight is not None:
-                sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            outputs = self._start_outputs(y, sample_weight)
+            weight = self._check_weight(sample_weight, X)
+            outputs = self._start_outputs(y, weight)
+            self.head_ = self._new_head(X, outputs, weight)
             targets = self._targets(y)
-            if self._is_dual(X, sample_weight):
-                self.head_ = DualHead(X.shape[1], outputs, self.rho, self.intercept, labels=self._takes_labels)
-                self._add(X, targets, None)
-                return self
-            self.head_ = self._new_head(X.shape[1], outputs)
-            weight = self._weight(sample_weight, X)
             self._add(X, targets, weight)
-            if self._needs_rows():
-                self._judge(self._here(dense_rows(X)), self._here(targets), weight)
+            self._judge(X, targets, weight)
+            self.head_.weight  # noqa: B018  solved here, so that the first prediction is as quick as the next
             return self
 
     def _learn_more(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
@@ -83,79 +86,89 @@ class LinearEstimator(BaseEstimator):
         with unchanged_on_error(self):
             first = not hasattr(self, "head_")
             X, y = self._check(X, y, first)
+            weight = self._check_weight(sample_weight, X)
             if first:
-                self.head_ = self._new_head(X.shape[1], self._start_outputs(y if classes is None else classes, None))
+                outputs = self._start_outputs(y if classes is None else classes, None)
+                self.head_ = self._new_head(X, outputs, weight)
             elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
                 raise ValueError(f"classes={classes!r} is not the same as on the first call: {self.classes_!r}")
-            self._check_weights(sample_weight)
-            self._add(X, self._targets(y), self._weight(sample_weight, X))
+            self._add(X, self._targets(y), weight)
+            self._judge_sums()
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
+        """Unlearn samples that were learned, exactly; RemovalError, with nothing changed, for one that is not held."""
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        self._check_weights(sample_weight)
-        self._remove(X, self._targets(y), self._weight(sample_weight, X))
+        weight = self._check_weight(sample_weight, X)
+        if isinstance(self.head_, DualHead):
+            self.head_.remove(X, self._targets(y), weight)
+        else:
+            self.head_.remove(self._rows(X), self._here(self._targets(y)), weight=self._tensor(weight))
         self._judge_sums()
         return self
 
-    def _needs_rows(self) -> bool:
-        """True if something is chosen or fitted from all rows at once."""
-        wanted = self.alphas is not None or getattr(self, "calibration", None) is not None
-        return wanted or getattr(self, "store_loo", False)
-
-    def _is_dual(self, X: Any, sample_weight: Any = None) -> bool:
-        """True for few samples of many features that a DualHead can take: no grid, no weights, no normalization."""
-        plain = ("alphas", "normalize", "scale", "class_weight", "calibration", "device", "grid")
-        wanted = all(getattr(self, name, None) is None for name in plain) and not getattr(self, "store_loo", False)
+    def _is_dual(self, X: Any) -> bool:
+        """True for fewer samples than features, where a DualHead can do what is asked for."""
+        plain = all(getattr(self, name, None) is None for name in ("normalize", "scale", "device"))
         return (
-            wanted and bool(self._sparse) and sample_weight is None and self.intercept in ("free", "none")
+            plain and bool(self._sparse) and self.intercept in ("free", "none")
             and WIDE_FEATURES < X.shape[1] > X.shape[0] and getattr(self, "multiclass", "auto") in ("auto", "ovr")
         )  # fmt: skip
 
-    def _add(self, X: Any, y: Array, weight: Tensor | None) -> None:
-        """Learn checked samples, all or none."""
-        dual = self.head_
-        if not isinstance(dual, DualHead):
-            dual.add(self._rows(X), self._here(y), weight=weight)
-        elif dual.n + X.shape[0] <= dual.in_features:
-            dual.add(X, y)
-        else:  # as many samples as features: sums are smaller now
-            head = self._new_head(dual.in_features, dual.num_classes)
-            for rows, labels in ((dual.rows, dual.y), (X, y)):
-                head.add(rows, torch.from_numpy(np.ascontiguousarray(labels)))
-            self.head_ = head
+    def _new_head(self, X: Any, outputs: int, weight: Array | None) -> Any:
+        """Make an empty head for samples like the first ones."""
+        fractions = weight is not None and bool(np.any(weight != np.round(weight)))
+        grid = None if fractions and self.grid == "auto" and self._sums_fractions else self.grid
+        if not self._is_dual(X):
+            return self._sum_head(X.shape[1], outputs, grid)
+        return DualHead(
+            X.shape[1], outputs, labels=self._takes_labels, rho=self.rho if self.alphas is None else 1.0, grid=grid,
+            intercept=self.intercept, class_weight=self._class_weight(), calibration=getattr(self, "calibration", None),
+        )  # fmt: skip
 
-    def _remove(self, X: Any, y: Array, weight: Tensor | None) -> None:
-        """Unlearn checked samples."""
-        if isinstance(self.head_, DualHead):
-            self.head_.remove(X, y)
-            return
-        self.head_.remove(self._rows(X), self._here(y), weight=weight)
-
-    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
+    def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         """Make an empty head that keeps sums."""
-        return self._make(LSSVMHead, in_features, outputs)
+        return self._make(LSSVMHead, in_features, outputs, grid)
 
     def _make(
-        self, kind: type[LSSVMHead] | type[MarginHead], in_features: int, outputs: int, **options: Any
+        self, kind: type[LSSVMHead] | type[MarginHead], in_features: int, outputs: int, grid: Any, **options: Any
     ) -> LinearHead:
         return kind(
-            in_features, outputs, rho=self.rho if self.alphas is None else 1.0, intercept=self.intercept, grid=self.grid,
+            in_features, outputs, rho=self.rho if self.alphas is None else 1.0, intercept=self.intercept, grid=grid,
             normalize=self.normalize, scale=self.scale, device=self.device, **options,
         )  # fmt: skip
 
+    def _class_weight(self) -> Any:
+        return None
+
+    def _add(self, X: Any, y: Array, weight: Array | None) -> None:
+        """Learn checked samples, all or none."""
+        dual = self.head_
+        if not isinstance(dual, DualHead):
+            dual.add(self._rows(X), self._here(y), weight=self._tensor(weight))
+        elif len(dual.y) + X.shape[0] <= dual.in_features:
+            dual.add(X, y, weight)
+        else:  # more samples than features: sums are smaller now
+            head = self._sum_head(dual.in_features, dual.num_classes, dual.grid)
+            for rows, labels, weights in ((dual.rows * dual.unit, dual.y, dual.weights), (X, y, weight)):
+                head.add(rows, torch.from_numpy(np.ascontiguousarray(labels)), weight=self._tensor(weights))
+            self.head_ = head
+
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.head_.device)
+
+    def _tensor(self, weight: Array | None) -> Tensor | None:
+        return None if weight is None else self._here(weight)
 
     def _rows(self, X: Any) -> Any:
         """Rows as the head takes them: a sparse matrix as it is."""
         return self._here(X) if isinstance(X, np.ndarray) else X
 
-    def _weight(self, sample_weight: Any, X: Array) -> Tensor | None:
+    def _check_weight(self, sample_weight: Any, X: Any) -> Array | None:
         if sample_weight is None:
             return None
-        return self._here(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+        weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        return weight
 
     @property
     def alpha_(self) -> float:
@@ -168,46 +181,47 @@ class LinearEstimator(BaseEstimator):
             raise ValueError(f"alphas must be None, 'path' or a list of values > 0, got {self.alphas!r}")
         return None if isinstance(self.alphas, str) else self.alphas
 
-    def _judge(self, X: Tensor, y: Tensor, weight: Tensor | None) -> None:
+    def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
         """Make what options ask for from all rows: rho out of ``alphas``, leave-one-out scores, a calibration."""
-        if weight is not None and not bool((weight > 0).all()):
-            keep = weight > 0
-            X, y, weight = X[keep], y[keep], weight[keep]
+        calibration, store_loo = getattr(self, "calibration", None), getattr(self, "store_loo", False)
+        if self.alphas is None and calibration is None and not store_loo:
+            return
+        values, head = self._candidates(), self.head_
+        if isinstance(head, DualHead):
+            if self.alphas is not None:
+                self.path_ = head.select_rho(values, self.selection)
+            if store_loo:
+                self.leave_one_out_ = head.left_out_scores().numpy()
+            return
+        kept = slice(None) if weight is None else weight > 0
+        rows, targets = self._here(dense_rows(X)[kept]), self._here(y[kept])
+        weights = None if weight is None else self._here(weight[kept])
         if self.alphas is not None:
-            values = self._candidates()
-            needs_samples = self.selection != "gcv" and not self.head_.keeps_rows
-            samples: dict[str, Any] = {"x": X, "y": y, "weight": weight} if needs_samples else {}
-            self.path_ = self.head_.select_rho(values, self.selection, **samples)
-        if getattr(self, "store_loo", False):
-            self.leave_one_out_ = self.head_.leave_one_out(X, y, weight).cpu().numpy()
-        if getattr(self, "calibration", None) is not None:
-            self.head_.calibrate(X, y, self.calibration, weight=weight)
-
-    def _check_weights(self, sample_weight: Any) -> None:
-        """ValueError for sample weights where rows are kept: rows are kept without weights."""
-        if sample_weight is not None and isinstance(self.head_, DualHead):
-            raise ValueError(
-                "this estimator was fitted on fewer samples than features and keeps its rows, without weights: begin with "
-                "partial_fit, or with sample_weight, to sum them instead"
-            )
+            needs_samples = self.selection != "gcv" and not head.keeps_rows
+            samples: dict[str, Any] = {"x": rows, "y": targets, "weight": weights} if needs_samples else {}
+            self.path_ = head.select_rho(values, self.selection, **samples)
+        if store_loo:
+            self.leave_one_out_ = head.leave_one_out(rows, targets, weights).cpu().numpy()
+        if calibration is not None:
+            head.calibrate(rows, targets, calibration, weight=weights)
 
     def _judge_sums(self) -> None:
-        """Choose rho after a change of samples, where that can be done from sums."""
+        """Choose rho after a change of samples, where that takes no samples; otherwise keep the value that fit chose."""
         self.__dict__.pop("leave_one_out_", None)  # they are of other samples
-        if isinstance(self.head_, DualHead):
-            return
-        self.head_.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
+        head, dual = self.head_, isinstance(self.head_, DualHead)
+        if not dual:
+            head.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
         if self.alphas is None:
             return
         values = self._candidates()
-        if self.selection == "gcv" or self.head_.keeps_rows:  # nothing else is needed
-            if self.head_.n >= LEAST_SAMPLES:
-                self.path_ = self.head_.select_rho(values, self.selection)
-        elif not hasattr(self, "path_"):  # after a fit, the value that it chose stays
+        if dual or self.selection == "gcv" or head.keeps_rows:
+            if head.n >= LEAST_SAMPLES:
+                self.path_ = head.select_rho(values, self.selection)
+        elif not hasattr(self, "path_"):
             warnings.warn(
                 "partial_fit does not choose among alphas by leave-one-out, which needs all samples at hand: rho is 1. "
                 "selection='gcv' chooses from the sums, and so does rho='gcv' with alphas=None",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     @property
@@ -244,10 +258,8 @@ class LinearClassifier(Classifier, LinearEstimator):
 
     def _class_weight(self) -> Any:
         """The class weights as a head takes them: a dict from labels becomes a tensor (K,)."""
-        weight = self.class_weight
-        if not isinstance(weight, dict):
-            return weight
-        return torch.tensor([float(weight.get(c, 1.0)) for c in self.classes_.tolist()])
+        weight = self._check_class_weight(self.class_weight)
+        return torch.as_tensor(weight) if isinstance(weight, np.ndarray) else weight
 
     _takes_labels = True
 
@@ -265,31 +277,48 @@ class LinearClassifier(Classifier, LinearEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
         self._learn_more(X, y, classes, sample_weight)
-        self._judge_sums()
         return self
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,)."""
-        check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=False)
-        if isinstance(self.head_, DualHead):
-            raise ValueError("calibration needs calibration='temperature', 'platt' or 'isotonic' before fit")
-        weight = self._weight(sample_weight, X)
-        self.head_.calibrate(self._here(X), self._here(self._encode(y)), self.calibration, weight=weight)
-        return self
+        """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,).
 
-    def label_errors(self, X: Any, y: Any) -> LabelErrors:
-        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
-
-        Labels in the result are numbers of ``classes_``; ``found.order`` are rows of X, the most suspicious first.
+        Fewer samples than features need no call: the rows are kept, and the probabilities follow them.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
+        if not isinstance(self.head_, DualHead):
+            weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
+            self.head_.calibrate(self._here(dense_rows(X)), labels, self.calibration, weight=weight)
+        return self
+
+    def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
+        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
+
+        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` gives labels as you gave them.
+        """
+        check_is_fitted(self, "head_")
+        X, y = self._check(X, y, False)
+        encoded = self._encode(y)
         if isinstance(self.head_, DualHead):
-            encoded = self._encode(y)
-            return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
-        X, labels = dense_rows(X), self._here(self._encode(y))
-        return from_scores(self.head_.leave_one_out(self._here(X), labels, pairs="least"), labels)
+            scores = self.head_.leave_one_out(X, encoded)
+        else:
+            scores = self.head_.leave_one_out(self._here(dense_rows(X)), self._here(encoded), pairs="least")
+        return from_scores(scores, torch.as_tensor(encoded, device=scores.device), ids, classes=self.classes_.tolist())
+
+    def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
+        """The exact change (n,) of the loss, or ``on="accuracy"``, at X_val if each sample were removed.
+
+        X: (n, J) and y: (n,), samples held; X_val: (V, J); y_val: (V,). A sample whose removal raises the loss helps. Pairs of
+        classes (``multiclass="ovo"``) have no common loss: they need ``on="accuracy"``.
+        """
+        check_is_fitted(self, "head_")
+        (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
+        if not isinstance(self.head_, LSSVMHead):
+            raise ValueError(f"influence needs sums of least squares, this estimator has a {type(self.head_).__name__}")
+        rows, points = self._here(dense_rows(X)), self._here(dense_rows(X_val))
+        labels, truth = self._here(self._encode(y)), self._here(self._encode(y_val))
+        out: Array = self.head_.influence(rows, labels, points, truth, on=on).cpu().numpy()
+        return out
 
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
@@ -299,7 +328,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         except NotFittedError as error:
             raise NotFittedError(
                 "samples have changed since the probabilities were calibrated, and those that are gone have shaped them: call "
-                "calibrate(X, y) with the samples that are left, fit anew, or use calibration=None"
+                "calibrate(X, y) with the samples that are left, fit again, or use calibration=None"
             ) from error
         return out
 
@@ -310,36 +339,35 @@ class LinearClassifier(Classifier, LinearEstimator):
 class LSSVMClassifier(LinearClassifier):
     """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
 
-    Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
-    stand-in for ``RidgeClassifierCV`` that does not hold X.
+    ``fit`` solves. ``partial_fit`` and ``partial_unfit`` change sums only; the next prediction solves. By default features are
+    put on a grid: after ``partial_unfit`` the state is bit for bit the one that never saw the samples, and a sample that is not
+    held (or was removed before) is refused with RemovalError. The grid moves a feature by at most 2^-21 of the largest one.
 
-    X may be sparse (scipy's or torch's CSR): its rows are summed as they are, unless ``alphas``,
-    ``calibration`` or ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in
-    the dual where nothing but rho and the intercept is asked for: the estimator then keeps a copy of its rows,** until
-    ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. On a grid, sums are kept whatever n is: 4 J^2
-    bytes, and 8 J^2 to solve.
-
-    **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
-    rounding (1e-12), not to the bit, and has no digest; samples that were never learned are refused only where the sums show
-    it. ``grid="auto"`` makes it exact to the bit, and refuses them always.**
+    **Fewer samples than features**, n < J and J > 512, are solved in the dual: the estimator keeps its rows, dense or sparse,
+    on the grid, until ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. It takes 4 n J + 8 n^2 bytes
+    and n^2 J + n^3 operations to fit. Then sums are formed, which take 4 J^2 bytes, and 8 J^2 to solve. ``normalize``,
+    ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always have sums. X may be sparse (scipy's or
+    torch's CSR).
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
             ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
         alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; ``partial_fit`` can by ``"gcv"`` only.
+        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; where sums are kept, ``partial_fit`` can
+            by ``"gcv"`` only.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
         multiclass: ``"ovr"`` (one against the rest), ``"ovo"`` (each pair), or ``"auto"``: pairs for 3 to 10 classes and at
             most 512 features (45 solves, and sums of 21 MB), else ``"ovr"``. ``multiclass_`` is the one in use.
-        calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
-            ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
-            the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
+        calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: fitted by ``fit`` on leave-one-out scores.
+            ``predict`` goes by ``decision_function``; with the last two the most probable class may be another near the border,
+            as with scikit-learn's ``SVC``.
         normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
-        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit``, which needs a
-            ``grid`` then, takes its samples out of the scale too; ``coef_`` is of the features as they come.
-        grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
-            the last three, removing is exact to the bit.
+        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its samples
+            out of the scale too; ``coef_`` is of the features as they come.
+        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or None: float64 sums, exact to
+            rounding (1e-12), which refuse a foreign sample only where the sums show it. On a grid, sample weights are whole
+            numbers of copies; where the first ones are fractions, ``"auto"`` means None.
         store_loo: keep the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).
         device: where the head lives.
     """
@@ -347,8 +375,7 @@ class LSSVMClassifier(LinearClassifier):
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
         class_weight: Any = None, multiclass: str = "auto", calibration: str | None = None, normalize: str | None = None,
-        scale: str | None = None,
-        grid: Any = None, store_loo: bool = False, device: Any = None,
+        scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
         self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
@@ -362,10 +389,21 @@ class LSSVMClassifier(LinearClassifier):
         kind: str = self.head_.multiclass
         return kind
 
-    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
+    def _start_outputs(self, y: Array, weight: Any) -> int:
+        classes, features = super()._start_outputs(y, weight), self.n_features_in_
+        if classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes and self.multiclass != "ovo":
+            warnings.warn(
+                f"{classes} classes meet {features} features: least squares of one class against the rest is weak there. "
+                f"Lift the features first, make_pipeline(RandomFeatures({LIFTED_FEATURES}), LSSVMClassifier()) from "
+                "torchlssvm.sklearn, or use MarginClassifier",
+                stacklevel=3,
+            )
+        return classes
+
+    def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         weight, kind = self._class_weight(), self.multiclass
         return self._make(
-            LSSVMHead, in_features, outputs, class_weight=weight,
+            LSSVMHead, in_features, outputs, grid, class_weight=weight,
             multiclass=choose_multiclass(outputs, in_features) if kind == "auto" else kind,
             per_class=weight is not None or None,
         )  # fmt: skip
@@ -408,35 +446,35 @@ class MarginClassifier(LinearClassifier):
         self.class_weight, self.calibration = class_weight, calibration
         self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
-    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
-        return self._make(MarginHead, in_features, outputs, class_weight=self._class_weight())
+    _sums_fractions = False
+
+    def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
+        return self._make(MarginHead, in_features, outputs, grid, class_weight=self._class_weight())
 
 
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
-    X may be sparse, and n < J with J > 512 is solved in the dual on rows that are kept, as by ``LSSVMClassifier``.
-
-    **Sums are float64 by default (grid=None): after ``partial_unfit`` the weights are those that never saw the samples to
-    rounding (1e-12), not to the bit. ``grid="auto"`` makes them exact to the bit.**
+    ``fit``, the grid, sparse rows and n < J are as for :class:`LSSVMClassifier`. Targets are on a grid of their own, which the
+    first ones decide: 2^-21 of the largest.
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
             ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
         alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; ``partial_fit`` can by ``"gcv"`` only.
+        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; where sums are kept, ``partial_fit`` can
+            by ``"gcv"`` only.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
         normalize: None, ``"l2"`` or ``"sqrt"``, for each row.
         scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
-        grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
-            the last three, removing is exact to the bit.
+        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or None (float64 sums).
         store_loo: keep the exact leave-one-out predictions of the samples of ``fit`` in ``leave_one_out_`` (n, K).
         device: where the head lives.
     """
 
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
-        normalize: str | None = None, scale: str | None = None, grid: Any = None, store_loo: bool = False, device: Any = None,
+        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
         self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
@@ -464,7 +502,6 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none. X: (B, J); y: (B,) or (B, K)."""
         self._learn_more(X, y, None, sample_weight)
-        self._judge_sums()
         return self
 
     def _single(self) -> bool:
