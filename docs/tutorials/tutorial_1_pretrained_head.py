@@ -2,11 +2,11 @@
 A head on a pretrained network
 ==============================
 
-A network that was trained on other data is frozen, its last layer is replaced by a head, and the head learns in
-one pass.
+You freeze a network that was trained on other data, replace its last layer by a head, and the head learns in one
+pass.
 
-No weights ship with the installation, so a small network is trained here first, on the digits 0 to 4 of
-scikit-learn. It stands for the network that you have from elsewhere, for example
+No weights ship with the library, so this tutorial first trains a small network on the digits 0 to 4 of
+scikit-learn. It stands in for a pretrained network such as
 ``torchvision.models.mobilenet_v2(weights="DEFAULT")``.
 """
 
@@ -42,9 +42,9 @@ for _ in range(40):
 # The head
 # --------
 #
-# ``attach`` replaces the last linear layer and freezes the rest. There is no learning rate and no epoch: one
-# pass adds every image to sums, and weights are solved from the sums when they are first read. The
-# regularization rho is chosen then, too, from the sums alone. Digits 5 to 9 are new to the network.
+# ``attach`` replaces the last linear layer and freezes the rest. There is no learning rate and there are no
+# epochs: one pass adds every image to the sums. The head solves for its weights when you first read them, and
+# chooses the penalty rho from the sums at the same time. Digits 5 to 9 are new to the network.
 
 test = torch.arange(len(labels)) % 5 == 0
 clf = attach(network, num_classes=10, grid=64.0)
@@ -58,8 +58,8 @@ print(f"accuracy on {int(test.sum())} others: {accuracy:.1%}")
 # Unlearning
 # ----------
 #
-# Removing samples gives the state that never saw them. A SHA-256 of the sums shows it, and so do
-# the weights, for which rho is chosen again.
+# After a removal the head is in the state that never saw the samples. A SHA-256 of the sums shows it, and so do
+# the weights after ``refresh``, which chooses rho again.
 
 clf.head.remove(features[:100], labels[~test][:100])
 never = LSSVMHead(288, 10, grid=64.0, rho="gcv").add(
@@ -72,7 +72,8 @@ print("same weights:", torch.equal(clf.head.refresh().w, never.refresh().w))
 # More data
 # ---------
 #
-# Learning curve: samples arrive in batches of 240, and the head is right for all that came so far after each.
+# Samples arrive in batches of 240. After each batch the head is the exact solution for all samples so far, which
+# gives a learning curve.
 
 head = LSSVMHead(288, 10, grid=64.0, rho="gcv")
 test_features = clf.features(images[test])
@@ -90,6 +91,6 @@ axes.grid(alpha=0.3)
 figure.tight_layout()
 
 # %%
-# Two things to keep in mind. The network must be frozen: a network that goes on learning gives other features.
-# And it must not have seen what is to be forgotten: here the network did see digits 0 to 4, and removing one of
-# them from the head leaves the network as it is.
+# Keep two things in mind. The network must stay frozen, because a network that keeps learning produces different
+# features. And it must not have been trained on data that you may have to erase: here the network did see the
+# digits 0 to 4, and removing one of them from the head does not change the network.

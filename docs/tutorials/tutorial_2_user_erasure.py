@@ -2,9 +2,9 @@
 Erasing a user, from the request to the proof
 =============================================
 
-Photographs belong to people, and one of them asks to be erased. A :class:`~torchlssvm.store.SampleStore` keeps
-samples, their journal and the head together; an erasure is one event with a receipt, and a certificate that
-others can check.
+Photographs belong to people, and one of them asks to be erased. A ``SampleStore`` keeps the samples, their journal
+and the head together. An erasure is one event. It produces a receipt for the person and a certificate that anyone
+can check.
 """
 
 import tempfile
@@ -30,8 +30,8 @@ owners = [f"user-{i % 60}" for i in range(len(x))]
 # Learning into a store
 # ---------------------
 #
-# A store is a folder. Every event is durable when ``apply`` returns; a crash at any moment leaves what was
-# acknowledged.
+# A store is a folder. An event is durable when ``apply`` returns: after a crash, every acknowledged event is still
+# there.
 
 store = SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=2.0))
 store.apply(Add(ids=ids, x=x, y=y, subject=owners))
@@ -41,14 +41,14 @@ print(len(store), "samples of", len(set(owners)), "people")
 # The request
 # -----------
 #
-# What would happen? A preview changes nothing.
+# First look at what would happen. A preview changes nothing.
 
 preview = store.preview(Remove(subject="user-42"), x=x, y=y)
 print(f"{preview.samples} samples would go")
 
 # %%
-# Erase. The receipt holds the nonces that open the certificate's commitments, so it tells whom the erasure was
-# about: keep it apart from the store, and destroy it when the answer can no longer be questioned.
+# Then erase. The receipt holds the nonces that open the certificate's commitments, so it reveals whose samples
+# were erased. Keep it apart from the store, and destroy it once the answer can no longer be disputed.
 
 theirs = torch.tensor([owner == "user-42" for owner in owners])
 before = (
@@ -58,8 +58,8 @@ receipt = store.apply(Remove(subject="user-42"))
 print(f"{len(receipt.nonces)} samples erased, journal position {receipt.position}")
 
 # %%
-# SQLite keeps old pages for a while. Compaction writes every file anew, after which no byte of an erased sample
-# is left.
+# SQLite keeps old pages for a while. Compaction rewrites every file; afterwards no byte of an erased sample is
+# left.
 
 store.compact()
 left = b"".join(
@@ -71,9 +71,9 @@ print("an erased id is still in a file:", b"photo-0042" in left)
 # The certificate
 # ---------------
 #
-# It is signed with an Ed25519 key of the operator. Who verifies it takes the public key from a source that they
-# trust, never from the certificate. ``verify`` follows the journal, sums the surviving rows anew and solves the
-# weights again.
+# The operator signs the certificate with an Ed25519 key. If you verify it, get the public key from a source that
+# you trust, never from the certificate. ``verify`` follows the journal, sums the surviving rows again and solves for
+# the weights again.
 
 public = new_key(folder / "key.pem")
 certificate = store.certificate(receipt.event_id, key=folder / "key.pem")
@@ -82,16 +82,16 @@ for name, finding in report.checks.items():
     print(f"{name:>12}: {finding}")
 
 # %%
-# Only the holder of the receipt can tell whom the certificate is about.
+# Only the holder of the receipt can tell whose samples the certificate covers.
 
 nonce = receipt.nonces["photo-0042"]
 print(certificate.covers("photo-0042", nonce), certificate.covers("photo-0043", nonce))
 
 # %%
-# What a false statement gets
-# ---------------------------
+# False statements
+# ----------------
 #
-# A certificate whose text was changed, or a head that still serves old weights, does not pass.
+# A certificate whose text was changed fails, and so does a head that still serves old weights.
 
 try:
     verify(
@@ -111,7 +111,7 @@ except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
 # %%
-# Independent proof: the head equals one that never saw the user, bit for bit.
+# An independent proof: the head equals one that never saw the user, bit for bit.
 
 never = LSSVMHead(64, 10, grid=2.0).add(x[~theirs], y[~theirs])
 print("same digest:", store.head.digest() == never.digest())

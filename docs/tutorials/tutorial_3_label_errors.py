@@ -2,8 +2,8 @@
 Finding and correcting wrong labels
 ===================================
 
-A sample whose label the model without it would not give is suspicious. For a least-squares head all leave-one-out
-scores follow from one solve, so the whole data set is ranked in a moment, with no threshold and no folds.
+A sample is suspicious if a model trained without it predicts a different label. For a least-squares head, one
+solve gives all leave-one-out scores, so you can rank a whole data set in a moment, without thresholds or folds.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +27,8 @@ given = torch.where(wrong, (truth + torch.randint(1, 10, truth.shape)) % 10, tru
 # Ranking
 # -------
 #
-# Random ReLU features let a linear head follow bent borders; they are the same to the bit on every machine.
+# Random ReLU features let a linear head follow curved class boundaries. They are identical, to the bit, on every
+# machine.
 
 features = RandomReLU(64, 500)
 phi, test_phi = features(x), features(test_x)
@@ -54,9 +55,8 @@ figure.tight_layout()
 # Correcting
 # ----------
 #
-# Look at them first; here the truth is known, so a person who looks at the suspects one after the other is
-# simulated. ``relabel`` is exact: afterwards the head is the one that was given the right labels in the first
-# place.
+# In practice, look at the suspects before you change anything. Here the truth is known, which simulates a person
+# who does so. ``relabel`` is exact: afterwards the head is the one that was given the right labels from the start.
 
 
 def accuracy() -> float:
@@ -78,6 +78,5 @@ print(
 )
 
 # %%
-# In a store the same is ``store.label_errors()`` and ``store.apply(found.events(20))``; in a Lightning run the
-# callback :class:`~torchlssvm.lightning.LabelAudit` writes proposals to a file. ``found.pred_probs`` are
-# out-of-sample probabilities in the form that cleanlab takes.
+# With a store, use ``store.label_errors()`` and ``store.apply(found.events(20))``. In a Lightning run, the callback
+# ``LabelAudit`` writes proposals to a file. ``found.pred_probs`` has the format that cleanlab expects.

@@ -1,10 +1,10 @@
 """
-Corrections while a Lightning run goes on
-=========================================
+Correcting data during a Lightning run
+======================================
 
-:class:`~torchlssvm.lightning.LSSVMModule` is a LightningModule without an optimizer: ``training_step`` adds, one
-epoch is the whole training. :class:`~torchlssvm.lightning.DataCorrection` reads events from a file that others
-append to, and applies each exactly once.
+``LSSVMModule`` is a LightningModule without an optimizer: ``training_step`` adds samples, and one epoch is the whole
+training. The callback ``DataCorrection`` reads events from a file that other programs append to, and applies each
+event exactly once.
 """
 
 import json
@@ -26,8 +26,8 @@ folder = Path(tempfile.mkdtemp())
 # Events
 # ------
 #
-# A line is an event. These are in the file when the run begins, before any sample was seen: they wait until
-# their samples arrive. A removed sample is never learned, a relabelled one is learned with its right label.
+# Each line is an event. These two are in the file before the run begins, so they wait until their samples arrive.
+# The batch that brings a sample and the event that removes or relabels it are then applied together.
 
 events = folder / "events.jsonl"
 lines = [
@@ -71,8 +71,8 @@ print(
 # Later events
 # ------------
 #
-# The place in the file is kept with the store. A second run takes what was appended since, and counts no sample
-# twice.
+# The store remembers the position in the file. A second run reads only what was appended since, and counts no
+# sample twice.
 
 with events.open("a") as file:
     _ = file.write(
@@ -110,5 +110,5 @@ for axis, (i, what) in zip(
 figure.tight_layout()
 
 # %%
-# The same from the shell: ``torchlssvm fit --config configs/events/file.yaml``, on several processes with
-# ``--trainer.strategy ddp --trainer.devices 2``: the digest is the same.
+# From the shell: ``torchlssvm fit --config configs/events/file.yaml``. To use two processes, add
+# ``--trainer.strategy ddp --trainer.devices 2``; the digest stays the same.

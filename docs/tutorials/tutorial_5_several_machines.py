@@ -2,8 +2,8 @@
 Several machines
 ================
 
-Sums add up. Every machine learns its own share, and what they add up to is, bit for bit, the head of one machine
-with all the data.
+Sums add up. Each machine learns its own share of the data, and the sum of their statistics is, bit for bit, that
+of one machine with all the data.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ alone = empty().add(x, y)
 # In one process
 # --------------
 #
-# Heads that share a grid are merged with ``+=`` and split with ``-=``.
+# Merge heads that share a grid with ``+=``, and split them with ``-=``.
 
 head = empty()
 for part in torch.randperm(len(x)).chunk(7):
@@ -41,7 +41,7 @@ for part in torch.randperm(len(x)).chunk(7):
 print("seven parts make the whole:", head.digest() == alone.digest())
 
 # %%
-# What is added up are matrices like these, one for each part:
+# Each part contributes a matrix like these:
 
 figure, axes = plt.subplots(1, 4, figsize=(8, 2.2))
 sums = [x[part].T @ x[part] for part in torch.arange(len(x)).chunk(3)]
@@ -59,7 +59,7 @@ figure.tight_layout()
 # Machines that are never online together
 # ---------------------------------------
 #
-# A node writes its changes to a file; the receiver merges it once. A file that comes twice is refused.
+# A node writes its changes to a file, and the receiver merges the file. A file that arrives twice is refused.
 
 node = empty().add(x[:900], y[:900])
 Delta.take(node).save(folder / "node.delta")
@@ -77,8 +77,8 @@ except Exception as error:
 # A process group
 # ---------------
 #
-# Under torchrun ``sync`` gives every rank the same head, all or none. Here a script is written and started with
-# two ranks, each with its share; then rank 1 removes a sample that rank 0 had added.
+# Under torchrun, ``sync`` gives every rank the same head, or none if one of them refuses. This script runs on two
+# ranks, each with its own share of the data. Then rank 1 removes a sample that rank 0 had added.
 
 script = folder / "ranks.py"
 script.write_text(
@@ -117,5 +117,5 @@ print(
 )
 
 # %%
-# What travels are sums, never samples. But the sums of one sample are that sample: ``sync(head,
-# min_samples=20)`` refuses to send fewer distinct samples in a class. It is no differential privacy.
+# Only sums travel, never samples. But the sum of a single sample *is* that sample, so ``sync(head,
+# min_samples=20)`` refuses to send a class with fewer than 20 distinct samples. This is not differential privacy.

@@ -2,8 +2,8 @@
 Choosing the regularization, calibrating probabilities
 ======================================================
 
-Everything here follows from the sums and the inverse that a head keeps. Nothing is refitted, and no data is held
-out.
+Everything on this page follows from the sums and the inverse that a head keeps. Nothing is refitted, and no data
+is held out.
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +26,8 @@ head = LSSVMHead(300, 10).add(x, y)
 # rho
 # ---
 #
-# One hundred values by generalized cross-validation (from the sums alone), and by exact leave-one-out (with the
-# samples at hand).
+# Compare one hundred values of rho by generalized cross-validation, from the sums alone, and by exact
+# leave-one-out, which needs the samples.
 
 gcv = head.select_rho()
 loo = head.select_rho(method="loo", x=x, y=y)
@@ -73,8 +73,8 @@ print(", ".join(f"{name} error {error:.1%}" for name, error in errors.items()))
 # Probabilities
 # -------------
 #
-# ``calibrate`` fits a temperature (for many classes) to the leave-one-out scores: every sample judges the model
-# that never saw it.
+# With more than two classes, ``calibrate`` fits a temperature to the leave-one-out scores, so each sample is scored
+# by the model that never saw it.
 
 softmax = torch.softmax(head(test_x), 1)
 calibrated = head.calibrate(x, y).predict_proba(test_x)
@@ -82,7 +82,7 @@ for name, p in (("softmax of scores", softmax), ("calibrated", calibrated)):
     print(f"{name:>18}: calibration error {expected_calibration_error(p, test_y):.3f}")
 
 # %%
-# A calibration is made from data, so it is void once a sample changes: what was removed has shaped it.
+# Any change to the samples invalidates the calibration, because the removed samples shaped it.
 
 head.remove(x[:10], y[:10])
 print("calibrated still:", head.calibration is not None)
@@ -90,7 +90,7 @@ head.calibrate(x[10:], y[10:])
 print("and again:       ", head.calibration is not None)
 
 # %%
-# Inputs that are nothing like the samples held have a large leverage.
+# Inputs that are unlike the learned samples have a large leverage.
 
 noise = 5 * torch.randn(100, 300)
 for name, inputs in (("test digits", test_x), ("noise", noise)):
