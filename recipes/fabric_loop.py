@@ -36,10 +36,8 @@ def learn(fabric: Fabric) -> dict[str, Any]:
     data.setup("fit")
     loader = fabric.setup_dataloaders(DataLoader(data.train, batch_size=100))  # shared out over the processes
     head = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0))
-    position = 0
-    for x, y in loader:
-        keep = without_padding(loader, position, len(y))  # the sampler repeats samples to make all shares even
-        position += len(y)
+    for batch_idx, (x, y) in enumerate(loader):
+        keep = without_padding(loader, batch_idx, len(y))  # the sampler repeats samples to make all shares even
         head.add(x[:keep], y[:keep])
     if are_several():
         sync(head)

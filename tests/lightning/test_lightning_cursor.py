@@ -1,4 +1,4 @@
-"""A run with a store that is resumed: what was erased stays out, also when nothing remembers it, and all else is learned."""
+"""A run with a store that is resumed: what was erased stays out, or the run is refused, and all else is learned."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import DataLoader, RandomSampler, Subset
+from torch.utils.data import RandomSampler, Subset
 
 from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
-from torchlssvm.corrections.seen_samples import RunProgress, may_have_forgotten
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import StoreError
-from torchlssvm.events import Add, Remove
+from torchlssvm.events import Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
-from torchlssvm.store import SampleStore
+from torchlssvm.store import SampleStore, new_suppression_key
 
 ERASED = (3, 40)  # learned in batches 0 and 5; the checkpoint that is resumed is from before batch 2
 
@@ -45,22 +45,18 @@ def erase(folder: Path, *ids: int, order: str) -> None:
                 store.compact()
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("order", ["erase", "erase compact", "compact erase", "compact erase compact"])
-def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(
-    tmp_path: Path, order: str, shuffle: bool, epochs: int
-) -> None:
+def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(tmp_path: Path, shuffle: bool) -> None:
     """The data set still has the erased samples; one was in the checkpoint, one came after it."""
     start = stopped(tmp_path, loader(shuffle=shuffle))
     with SampleStore(tmp_path / "store") as store:
         held = {int(i) for i in store.find()}
     first = int(loader(shuffle=shuffle).dataset[next(iter(loader(shuffle=shuffle).sampler))][2])
     gone = {first, max(held - {first})}
-    erase(tmp_path, *gone, order=order)
-    for path in (start, start):  # the second time the run is over, and the old checkpoint is used once more
+    erase(tmp_path, *gone, order="erase")
+    for epochs in (1, 2):  # the second time the run is over, and the old checkpoint is used once more
         m = module(store=str(tmp_path / "store"))
-        quiet(tmp_path, max_epochs=epochs).fit(m, loader(shuffle=shuffle), ckpt_path=str(path))
+        quiet(tmp_path, max_epochs=epochs).fit(m, loader(shuffle=shuffle), ckpt_path=str(start))
         assert m.head.digest() == without(*gone)
     again = module(store=str(tmp_path / "store"))
     again.setup("predict")
@@ -69,26 +65,32 @@ def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(
     again.teardown("predict")
 
 
-def test_what_is_left_out_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("order", ["erase compact", "compact erase", "compact erase compact"])
+def test_a_run_is_not_resumed_when_nothing_tells_which_samples_were_erased(tmp_path: Path, order: str) -> None:
     start = stopped(tmp_path, loader())
-    erase(tmp_path, *ERASED, order="erase compact")
-    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(start))
-    said = capsys.readouterr().out
-    assert "in batches that this run has not passed yet" in caplog.text
-    assert "samples in them that the store does not hold are left out" in said
-    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())  # a run of its own
-    assert "are left out" not in capsys.readouterr().out
+    erase(tmp_path, *ERASED, order=order)
+    with SampleStore(tmp_path / "store") as store:
+        before = store.head.digest()
+    with pytest.raises(StoreError, match="could learn them again"):
+        quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(start))
+    with SampleStore(tmp_path / "store") as store:
+        assert store.head.digest() == before
 
 
-def test_a_run_that_was_stopped_in_its_second_epoch(tmp_path: Path) -> None:
-    start = stopped(tmp_path, loader(), after=4, epoch=1, max_epochs=2)
-    erase(tmp_path, *ERASED, order="erase compact")
-    for path in (start, tmp_path / "step=12.ckpt"):
-        m = module(store=str(tmp_path / "store"))
-        quiet(tmp_path, max_epochs=3).fit(m, loader(), ckpt_path=str(path))
-        assert m.head.digest() == without(*ERASED)
+def test_a_suppression_list_lets_the_run_resume(tmp_path: Path) -> None:
+    new_suppression_key(tmp_path / "key")
+    listed = {"suppression_list": str(tmp_path / "list"), "suppression_key": str(tmp_path / "key")}
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    m = module(store=str(tmp_path / "store"), **listed)
+    interrupted(quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True), m, loader())
+    with SampleStore(tmp_path / "store", **listed) as store:
+        store.requests.open(ids=["3", "40"], request_id="R-1")
+        receipt = store.apply(Remove(ids=["3", "40"]), request="R-1")
+        store.write_receipt([receipt.event_id], tmp_path / "receipt.json")
+        store.compact()
+    m = module(store=str(tmp_path / "store"), **listed)
+    quiet(tmp_path).fit(m, loader(), ckpt_path=str(tmp_path / "step=2.ckpt"))
+    assert m.head.digest() == without(*ERASED)
 
 
 def test_a_run_that_began_on_a_compacted_store(tmp_path: Path) -> None:
@@ -107,21 +109,6 @@ def test_a_run_that_began_on_a_compacted_store(tmp_path: Path) -> None:
     m = module(store=str(tmp_path / "store"))
     quiet(tmp_path, max_epochs=2, callbacks=[Erase()]).fit(m, loader())
     assert m.head.digest() == without(3)
-    start = stopped(tmp_path, loader())  # another one, in another process, which is stopped
-    erase(tmp_path, 40, order="erase")
-    m = module(store=str(tmp_path / "store"))
-    quiet(tmp_path).fit(m, loader(), ckpt_path=str(start))
-    assert m.head.digest() == without(3, 40)
-
-
-def test_a_run_that_adds_nothing_moves_on_too(tmp_path: Path) -> None:
-    """The second run over the same data adds nothing; what is erased from its first batches stays out of it all the same."""
-    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())
-    start = stopped(tmp_path, loader())
-    erase(tmp_path, *ERASED, order="erase compact")
-    m = module(store=str(tmp_path / "store"))
-    quiet(tmp_path).fit(m, loader(), ckpt_path=str(start))
-    assert m.head.digest() == without(*ERASED)
 
 
 def test_a_new_run_cannot_know_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,48 +138,34 @@ def other_order(kind: str) -> Any:
     return ResumableLoader(data, 8, sampler=RandomSampler(data))
 
 
-@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("kind", ["seed", "sequential", "batch size", "fewer samples", "random"])
-def test_another_order_in_the_middle_of_an_epoch_is_refused(tmp_path: Path, kind: str, stored: bool) -> None:
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    folder = str(tmp_path / "store") if stored else None
-    run = quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True)
-    interrupted(run, module(store=folder), loader(shuffle=True))
-    if stored:
-        with SampleStore(tmp_path / "store") as store:
-            before = store.head.digest()
-    with pytest.raises(
-        ValueError, match=r"resumed in the middle of an epoch, (with other batches|but its train loader)"
-    ):
-        quiet(tmp_path).fit(module(store=folder), other_order(kind), ckpt_path=str(tmp_path / "step=2.ckpt"))
-    if stored:
-        with SampleStore(tmp_path / "store") as store:
-            assert store.head.digest() == before
+def test_other_batches_in_the_middle_of_an_epoch_are_refused(kind: str) -> None:
+    first, other = loader(shuffle=True), other_order(kind)
+    batches = iter(first)
+    for _ in range(2):
+        next(batches)
+    with pytest.raises(ValueError, match="other batches"):
+        other.load_state_dict(first.state_dict())
+    list(batches)
+    other.load_state_dict(first.state_dict())  # at the end of an epoch any loader will do
+    assert sum(len(y) for _, y, _ in other) == len(other.dataset)
 
 
-class AtStart(Callback):
-    """A checkpoint from before the first batch: Lightning lets any loader go on from there."""
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        trainer.save_checkpoint(Path(trainer.default_root_dir) / "start.ckpt")
-
-
-def test_an_order_that_cannot_be_told_is_refused_only_where_it_matters(tmp_path: Path) -> None:
-    def train() -> DataLoader[Any]:
-        return DataLoader(indexed(), batch_size=8, shuffle=True)
-
-    run = quiet(tmp_path, callbacks=[AtStart(), Stop(4)], enable_checkpointing=False)
-    interrupted(run, module(store=str(tmp_path / "store")), train())
-    m = module(store=str(tmp_path / "store"))
-    interrupted(quiet(tmp_path, callbacks=[Stop(5)]), m, train(), ckpt_path=str(tmp_path / "start.ckpt"))  # ids tell
+def test_a_run_stops_before_it_learns_other_batches(tmp_path: Path) -> None:
+    start = stopped(tmp_path, loader(shuffle=True))
     with SampleStore(tmp_path / "store") as store:
-        store.apply(Remove(ids=store.find()[:1]))
-        store.compact()
         before = store.head.digest()
-    with pytest.raises(ValueError, match="shuffles anew each time"):
-        quiet(tmp_path).fit(module(store=str(tmp_path / "store")), train(), ckpt_path=str(tmp_path / "start.ckpt"))
+    with pytest.raises(ValueError, match="other batches"):
+        quiet(tmp_path).fit(module(store=str(tmp_path / "store")), other_order("seed"), ckpt_path=str(start))
     with SampleStore(tmp_path / "store") as store:
         assert store.head.digest() == before
+
+
+def test_two_modules_of_one_process_cannot_be_linked_by_the_ids_they_saw() -> None:
+    seen = [SeenSamples(), SeenSamples()]
+    for one in seen:
+        one.record(["a", "b"])
+    assert seen[0].hashes.isdisjoint(seen[1].hashes)
 
 
 def test_a_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:
@@ -269,24 +242,3 @@ def test_a_checkpoint_that_was_not_finished_is_known(tmp_path: Path, monkeypatch
     run.save_checkpoint(path)
     with SampleStore(tmp_path / "store") as store:
         assert store.certificate(receipt.event_id).scope["checkpoints"] == []
-
-
-def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path) -> None:
-    stopped(tmp_path, loader(), after=5)
-    with SampleStore(tmp_path / "store") as store:
-        ((name, note),) = ((k, v) for k, v in store.notes().items() if k.startswith("training/"))
-        cursor = RunProgress.resume(store, name.removeprefix("training/"))
-        assert len(store) == 40
-        assert (cursor.epoch, cursor.batches) == (0, 5)
-        assert set(note) == {"start", "first", "epoch", "batches", "loader"}
-        assert note["loader"] == {"order": "SequentialSampler, 67 samples", "ranks": 1, "batch_size": 8}
-        assert not may_have_forgotten(store)
-        store.apply(Remove(ids=["3"]))
-        store.compact()
-        assert may_have_forgotten(store)
-        assert not may_have_forgotten(store, store.position)
-        x, y = samples()
-        known = Add(ids=["4"], x=x[4:5], y=y[4:5], fingerprint=store.fingerprint)
-        with pytest.raises(ValueError, match="already"):  # a batch that is refused does not count as learned
-            store.apply(known, notes=cursor.after(0, 5).note())
-        assert RunProgress.resume(store, cursor.run) == cursor

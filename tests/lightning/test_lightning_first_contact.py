@@ -103,18 +103,14 @@ def test_names_of_dicts(tmp_path):
         quiet(tmp_path).fit(module(), DataLoader([{"photo": x, "kind": y}], batch_size=None))
 
 
-@pytest.mark.parametrize(("recall", "logged"), [(None, True), (False, False), (True, True)])
-def test_recalls_and_loss(tmp_path, recall, logged):
+def test_the_loss_is_the_squared_error(tmp_path):
     x, y = samples()
-    m = module(recall=recall)
+    m = module()
     trainer = quiet(tmp_path)
     trainer.fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
     found = trainer.callback_metrics
     target = 2.0 * nn.functional.one_hot(y, K) - 1
     assert float(found["val_loss"]) == pytest.approx(float((m.head(x) - target).square().mean()), rel=1e-5)
-    assert ("val_recall_0" in found) is logged
-    many = LSSVMModule("identity", 51, in_features=J, recall=recall)
-    assert ("recall" in many.metrics["val"][0]) is bool(recall)
 
 
 def test_each_loader_has_its_own_metrics(tmp_path):

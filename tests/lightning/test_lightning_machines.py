@@ -278,7 +278,7 @@ def test_checkpoints_are_registered_by_one_who_follows_a_store(tmp_path: Path) -
 def test_a_margin_head_by_its_name(tmp_path: Path) -> None:
     """Made by the module, chosen by name in the probe; the checkpoint makes it again without being told."""
     x, y = samples(N)
-    m = LSSVMModule("identity", K, in_features=J, head="margin", rho="kfold", scale="std", grid=64.0)
+    m = LSSVMModule("identity", K, in_features=J, head="margin", rho="kfold", grid=64.0, head_options={"scale": "std"})
     probe = OnlineProbe("classifier.backbone", K, window=N, head="margin")
     run = quiet(tmp_path, callbacks=[probe])
     run.fit(m, loader(N), DataLoader(TensorDataset(x, y), batch_size=15))
@@ -291,7 +291,5 @@ def test_a_margin_head_by_its_name(tmp_path: Path) -> None:
     again = LSSVMModule.load_from_checkpoint(tmp_path / "m.ckpt", weights_only=True)
     assert again.head.digest() == fresh.digest()
     assert torch.equal(again.head(x), m.head(x))
-    with pytest.raises(ValueError, match="no multiclass and no folds"):
-        LSSVMModule("identity", K, in_features=J, head="margin", multiclass="ovo", folds=3)
     with pytest.raises(ValueError, match="'lssvm', 'margin', got 'svm'"):
         LSSVMModule("identity", K, in_features=J, head="svm")

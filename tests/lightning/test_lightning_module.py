@@ -41,8 +41,10 @@ def test_one_pass_is_the_head_on_all_samples(tmp_path: Path) -> None:
     logged = {k: v for said in ear.logger.said for k, v in said.items()}
     assert logged["val_accuracy"] == pytest.approx(right, abs=1e-6)
     expected = truth(x, y).predict(x)
-    for k in range(K):
-        assert logged[f"val_recall_{k}"] == pytest.approx(float((expected[y == k] == k).float().mean()), abs=1e-6)
+    recalls = [float((expected[y == k] == k).float().mean()) for k in range(K)]
+    assert [logged[f"val_recall_{k}"] for k in range(K)] == pytest.approx(recalls, abs=1e-6)
+    assert logged["val_recall"] == pytest.approx(sum(recalls) / K, abs=1e-6)
+    assert (logged["n"], logged["rho"]) == (67, pytest.approx(truth(x, y).rho))
 
 
 def test_a_second_epoch_counts_nothing_twice(tmp_path: Path, capsys: Any) -> None:
@@ -129,7 +131,7 @@ def test_predict_returns_scores(tmp_path: Path) -> None:
 
 
 def test_rho_is_chosen_by_folds(tmp_path: Path) -> None:
-    m = module(rho="kfold", folds=3)
+    m = module(rho="kfold", head_options={"folds": 3})
     quiet(tmp_path).fit(m, loader())
     assert "kfold" in m.head.choices["rho"].method
     with pytest.raises(ValueError, match="needs weights"):

@@ -497,7 +497,7 @@ def test_it_does_not_matter_when_an_event_arrives(tmp_path: Path, seed: int) -> 
         learner.corrector.apply([e for e, at in zip(events, times, strict=True) if at == step])
         part = order[7 * step : 7 * step + 7]
         if part:
-            learner.learn(X[part], Y[part], [str(i) for i in part], None, (0, step))
+            learner.learn(X[part], Y[part], [str(i) for i in part], None)
         if stored and chance.random() < 0.3:
             learner.close()
             head = module().head

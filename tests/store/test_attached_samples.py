@@ -19,6 +19,7 @@ from torchlssvm import (
     KernelLSSVM,
     LSSVMHead,
     RemovalError,
+    Remove,
     VerificationError,
     attach,
     verify,
@@ -423,3 +424,19 @@ def test_a_file_written_beside_an_erasure_is_named(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", save)
     clf.save(tmp_path / "c.pt")
     assert clf.store.certificates.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}
+
+
+def test_a_compiled_classifier_follows_an_erasure_of_another_process(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    clf = attach(network, 3, grid=16.0, store=tmp_path / "store")
+    x, y = torch.randn(60, 16), torch.arange(60) % 3
+    clf.fit([(x, y, [str(i) for i in range(60)])])
+    compiled = torch.compile(clf, backend="eager")
+    before = compiled(x)
+    with SampleStore(tmp_path / "store") as other:
+        other.apply(Remove(ids=[str(i) for i in range(30)]))
+    after = compiled(x)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, clf(x))
+    assert clf.head.n == 30

@@ -56,7 +56,6 @@ def play(scenario: dict[str, Any]) -> None:
     if "erased" in scenario:  # by somebody else, before it is resumed
         with SampleStore(folder / "store") as store:
             store.apply(Remove(ids=[str(i) for i in scenario["erased"]]))
-            store.compact()
     codes.append(launch(world, partial(fit, scenario=scenario, kill=None), folder))
     (folder / "codes.json").write_text(json.dumps(codes))
 

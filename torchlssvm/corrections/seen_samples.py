@@ -1,16 +1,14 @@
 """Samples that training has seen already, so that none is counted twice and none that was erased comes back.
 
-A second epoch, the padding of a distributed sampler and a run that is resumed all show samples again. That a sample is held
-says too little: one that was learned and then erased is not held, and must stay out. So each id that was seen is
-kept, as a keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the
-event did not make it into the journal; without one they go into the checkpoint, with the head.
+A second epoch, the padding of a distributed sampler and a resumed run all show samples again. It is not enough to ask whether
+a sample is held: one that was learned and then erased is not held, and must stay out. So each id that was seen is kept, as a
+keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the event did not
+make it into the journal. Without a store they go into the checkpoint, with the head.
 
 The key stands beside them, for the run that is resumed. That file therefore shows whether an id was seen, and
-``SampleStore.compact`` removes it, key and all. From then on only this process remembers what was erased, and a list of ids
-must not: it would confirm a guess about an erased one. A number may stay, :class:`RunProgress`: batches of this run that are
-learned. A sample that is not held and arrives in one of those batches was erased, and stays out. One that comes later in the
-run's first epoch is new. In a second epoch everything has arrived before, so whatever is not held stays out. The number is
-written in the same transaction as the samples of the batch: after a crash both are there, or neither.
+``SampleStore.compact`` removes it, key and all. From then on nothing tells which samples were erased. A run that began before
+is not resumed (:func:`resume_run`), unless the store has a suppression list; a new run may learn them again, and a warning
+says so.
 
 A checkpoint without a store keeps the hashes: when an erasure must leave no trace of the id, use a store, or delete checkpoints
 of runs that are over.
@@ -18,27 +16,25 @@ of runs that are over.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash, shared_key
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 from torchlssvm.store.snapshots import write_durably
 
-__all__ = ["RunProgress", "SeenSamples", "may_have_forgotten"]
+__all__ = ["SeenSamples", "begin_run", "may_have_forgotten", "resume_run"]
 
 SEEN_FILE = f"offered{UNTIL_COMPACTION}"
 """The file in a store's folder."""
 
 RUN_NOTE_PREFIX = "training/"
-"""Names of the notes of a store that hold the progress of runs begin with this."""
+"""Names of the notes of a store that hold the start of a run begin with this."""
 
 
 class SeenSamples:
@@ -57,14 +53,13 @@ class SeenSamples:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self.hashes: set[bytes] = set()
-        self.key: bytes | None = None  # of this file, or of the checkpoint that was loaded; ranks share one
+        self.key = secrets.token_bytes(
+            FINGERPRINT_BYTES
+        )  # each has its own, so that no two runs can be linked by hashes
         if store is not None:
-            self.key = secrets.token_bytes(FINGERPRINT_BYTES)
             self._read(store)
 
     def _hash(self, sample_id: str) -> bytes:
-        if self.key is None:  # not the ranks' own key, which is never written
-            self.key = hashlib.blake2b(b"seen samples", digest_size=FINGERPRINT_BYTES, key=shared_key()).digest()
         return id_hash(sample_id, self.key)
 
     def new(self, ids: Sequence[str]) -> list[int]:
@@ -84,7 +79,7 @@ class SeenSamples:
         """
         hashes = dict.fromkeys(h for h in map(self._hash, ids) if h not in self.hashes)
         self.hashes.update(hashes)
-        if self.store is not None and self.key is not None and hashes:
+        if self.store is not None and hashes:
             path = self.store.path / SEEN_FILE
             head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
             line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
@@ -113,7 +108,7 @@ class SeenSamples:
 
     def state_dict(self) -> dict[str, Any]:
         """Key and hashes for a checkpoint; empty with a store, which has them."""
-        if self.store is not None or not self.hashes or self.key is None:
+        if self.store is not None or not self.hashes:
             return {}
         return {"key": bytes_to_tensor(self.key), "hashes": bytes_to_tensor(b"".join(sorted(self.hashes)))}
 
@@ -121,72 +116,34 @@ class SeenSamples:
         """Restore :meth:`state_dict`."""
         if self.store is None:
             packed = tensor_to_bytes(state["hashes"]) if state else b""
-            self.key = tensor_to_bytes(state["key"]) if state else None
+            self.key = tensor_to_bytes(state["key"]) if state else self.key
             self.hashes = {packed[i : i + FINGERPRINT_BYTES] for i in range(0, len(packed), FINGERPRINT_BYTES)}
 
 
-@dataclass(frozen=True)
-class RunProgress:
-    """Epoch and batches that a run has learned.
+def begin_run(store: SampleStore | None) -> str:
+    """Begin a run, whose start its store remembers; returns a random name, which the checkpoints of the run carry."""
+    name = secrets.token_hex(8)
+    if store is not None:
+        store.set_note(RUN_NOTE_PREFIX + name, store.position)
+    return name
 
-    Args:
-        run: its random name, which its checkpoints carry.
-        start: the number of events in the store when it began.
-        first: its first epoch.
-        epoch, batches: the epoch it is in, and how many batches of that are learned, on each rank.
-        loader: the loader's order, ranks and batch size, on which the content of a batch depends; None until the first batch.
 
-    >>> progress = RunProgress("r", start=0).after(0, 4)
-    >>> progress.batches, progress.passed(0, 4), progress.passed(0, 5), progress.passed(1, 9)
-    (5, True, False, True)
-    >>> progress.after(0, 2) == progress  # a resumed run goes over batches again: it never goes back
-    True
-    """
-
-    run: str
-    start: int
-    first: int = 0
-    epoch: int = 0
-    batches: int = 0
-    loader: dict[str, Any] | None = None
-
-    @classmethod
-    def begin(cls, store: SampleStore, epoch: int) -> RunProgress:
-        """Begin a new run, which the store knows from now on."""
-        progress = cls(new_run_name(), store.position, epoch, epoch)
-        store.apply([], notes=progress.note())
-        return progress
-
-    @classmethod
-    def resume(cls, store: SampleStore, run: str) -> RunProgress:
-        """Resume the run of a checkpoint, as far as the store has learned it. StoreError for one it knows nothing of."""
-        saved = store.note(RUN_NOTE_PREFIX + run)
-        if saved is None:
-            raise StoreError(
-                f"the store at {store.path} knows nothing of the run {run!r} that the checkpoint is from: resume with its own "
-                "store, or fit without ckpt_path, which offers all samples to this one"
-            )
-        return cls(run, **saved)
-
-    def note(self) -> dict[str, Any]:
-        """Make the note for ``store.apply(events, notes=...)``."""
-        saved = asdict(self)
-        return {RUN_NOTE_PREFIX + saved.pop("run"): saved}
-
-    def passed(self, epoch: int, batch: int) -> bool:
-        """True if every sample of this batch has arrived in this run before."""
-        return epoch != self.first or (self.epoch, self.batches) > (epoch, batch)
-
-    def after(self, epoch: int, batch: int) -> RunProgress:
-        """Return the progress once this batch is learned."""
-        return replace(self, epoch=epoch, batches=batch + 1) if (epoch, batch) >= (self.epoch, self.batches) else self
+def resume_run(store: SampleStore, name: str) -> None:
+    """StoreError if a run cannot be resumed: the store does not know it, or has forgotten which samples were erased since."""
+    start = store.note(RUN_NOTE_PREFIX + name)
+    if start is None:
+        raise StoreError(
+            f"the store at {store.path} knows nothing of the run {name!r} that the checkpoint is from: resume with its own "
+            "store, or fit without ckpt_path, which offers all samples to this one"
+        )
+    if may_have_forgotten(store, start) and store.suppression.path is None:
+        raise StoreError(
+            f"samples were erased from {store.path} since this run began, and a compaction removed every trace of which: a "
+            "resumed run could learn them again. Take them out of the data set and fit without ckpt_path (a sample that the "
+            "store holds is not learned twice), or keep a suppression list, which names those erased on request"
+        )
 
 
 def may_have_forgotten(store: SampleStore, start: int = 0) -> bool:
     """True if samples were erased after ``start`` of which a compaction may have removed the last trace."""
     return store.compacted > start and any(e.kind == "remove" for e in store.history()[start:])
-
-
-def new_run_name() -> str:
-    """Make a random name of 64 bits, which tells the runs of one store apart."""
-    return secrets.token_hex(8)

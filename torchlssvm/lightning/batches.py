@@ -1,4 +1,4 @@
-"""Datasets whose samples have ids, a loader that goes on in the middle of an epoch, and the order in which a loader goes."""
+"""Datasets whose samples have ids, and a loader that resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchlssvm.lightning import ranks
 
-RANDOM_ORDER = "random"
-"""The order of a sampler that draws a new one each time."""
-
 
 class Indexed(Dataset[Any]):
-    """A dataset of (x, y) whose samples carry their index as id, ``prefix`` before it, and a subject if they are given.
+    """A dataset of (x, y) whose samples carry their index as id, with ``prefix`` before it, and a subject if you give them.
 
     >>> Indexed([(torch.zeros(2), 1)], prefix="train/")[0][1:]
     (1, 'train/0')
@@ -35,7 +23,7 @@ class Indexed(Dataset[Any]):
         self.dataset, self.prefix, self.subjects = dataset, prefix, subjects
 
     def __len__(self) -> int:
-        """As many as the dataset."""
+        """Return the length of the dataset."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -45,17 +33,17 @@ class Indexed(Dataset[Any]):
 
 
 class EpochSampler(Sampler[int]):
-    """A permutation of the dataset for each epoch, the same whenever it is asked for."""
+    """A permutation of the dataset that depends on the seed and the epoch only."""
 
     def __init__(self, length: int, seed: int):
         self.length, self.seed, self.epoch = length, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation by the epoch."""
+        """Choose the permutation of this epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return self.length
 
     def __iter__(self) -> Iterator[int]:
@@ -64,7 +52,7 @@ class EpochSampler(Sampler[int]):
 
 
 class _RemainingBatches:
-    """The batches of a sampler of batches after the first ``start``."""
+    """The batches of a batch sampler after the first ``start``."""
 
     def __init__(self, batches: Any, start: int):
         self.batches, self.start = batches, start
@@ -77,9 +65,10 @@ class _RemainingBatches:
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A ``DataLoader`` that a checkpoint can stop in the middle of an epoch; it goes on behind the batches that are done.
+    """A ``DataLoader`` whose state is saved in Lightning's checkpoints: a resumed run continues with the next batch.
 
-    Those are passed over by their indices, nothing is loaded for them. ``shuffle=True`` shuffles by ``seed`` and epoch.
+    Batches that are done are skipped by their indices; nothing is loaded for them. ``shuffle=True`` shuffles by ``seed`` and
+    epoch. In the middle of an epoch the state only loads into a loader with the same batches.
 
     >>> loader = ResumableLoader(range(7), batch_size=2)
     >>> iterator = iter(loader)
@@ -101,49 +90,35 @@ class ResumableLoader(DataLoader[Any]):
         return _RemainingBatches(super()._index_sampler, self._start)
 
     def __iter__(self) -> Any:
-        """Iterate over batches: once from the place of a loaded state, then from the first one."""
+        """Iterate over batches: the first time from the place of a loaded state."""
         batches = super().__iter__()
         self._done, self._start = self._start, 0
         for batch in batches:
             self._done += 1
             yield batch
 
+    def _order(self) -> dict[str, Any]:
+        """Describe what the content of a batch depends on."""
+        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
+        sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)  # Lightning wraps it on several ranks
+        return {
+            "samples": len(self.dataset), "batch_size": getattr(self.batch_sampler, "batch_size", self.batch_size),
+            "sampler": type(sampler).__name__, "seed": getattr(sampler, "seed", None), "ranks": ranks.count(),
+        }  # type: ignore[arg-type]  # fmt: skip
+
     def state_dict(self) -> dict[str, Any]:
-        """Number of batches of this epoch that are done."""
-        return {"batches": self._done}
+        """Return the number of batches done in this epoch, and their order."""
+        return {"batches": 0 if self._done >= len(self) else self._done, "order": self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind the batches that are done; at the end of an epoch, from the start of the next."""
-        self._start = state["batches"] if state["batches"] < len(self) else 0
-
-
-def order_of(sampler: Any) -> str | None:
-    """Describe a sampler's order, in the same words for the same order; None for a sampler of another kind.
-
-    >>> order_of(EpochSampler(67, seed=3)), order_of(RandomSampler(range(5)))
-    ('EpochSampler, 67 samples, seed 3', 'random')
-    """
-    if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-        return RANDOM_ORDER
-    if not isinstance(sampler, EpochSampler | SequentialSampler | DistributedSampler):
-        return None
-    given = sampler.dataset if isinstance(sampler, DistributedSampler) else sampler
-    seed = sampler.seed if getattr(sampler, "shuffle", True) and hasattr(sampler, "seed") else None
-    text = f"{type(sampler).__name__}, {len(given)} samples" + ("" if seed is None else f", seed {seed}")  # type: ignore[arg-type]
-    if not hasattr(given, "_sampler"):
-        return text
-    before = order_of(given._sampler)  # Lightning's wrapper around a sampler of one's own
-    return before if before in (None, RANDOM_ORDER) else f"{before}, {text}"
-
-
-def describe(loader: Any) -> dict[str, Any]:
-    """Describe what the content of a train loader's batches depends on, for a run that is resumed."""
-    batches = getattr(loader, "batch_sampler", None)
-    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
-    size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
-    return {"order": order_of(sampler), "ranks": ranks.count(), "batch_size": size}
-
-
-def describe_difference(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describe the differences between two descriptions; empty if there are none."""
-    return "; ".join(f"{name} was {then[name]!r}, is {now[name]!r}" for name in now if then[name] != now[name])
+        """Continue with the next batch. ValueError if this loader's batches differ, or change with each epoch."""
+        now, then = self._order(), state["order"]
+        changed = [f"{name} was {then[name]!r} and is {now[name]!r}" for name in now if now[name] != then[name]]
+        if now["sampler"] in [kind.__name__ for kind in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)]:
+            changed.append(f"a {now['sampler']} draws a new order each time: use shuffle=True")
+        if changed and state["batches"]:
+            raise ValueError(
+                f"the run stopped in the middle of an epoch, and this loader has other batches: {'; '.join(changed)}. Some "
+                "samples would never come. Resume with the same loader, or fit without ckpt_path"
+            )
+        self._start = state["batches"]

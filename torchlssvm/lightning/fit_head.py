@@ -82,12 +82,10 @@ class FitHead(Callback):
         head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
         samples = SampleAdapter(head)
         samples.clear()
-        position = 0
         with Frozen(pl_module):
-            for raw in loader:
+            for batch_idx, raw in enumerate(loader):
                 batch = unpack(pl_module.transfer_batch_to_device(raw, pl_module.device, 0))
-                keep = ranks.without_padding(loader, position, len(batch.y))
-                position += len(batch.y)
+                keep = ranks.without_padding(loader, batch_idx, len(batch.y))
                 phi = features(batch.x[:keep])
                 phi = phi.flatten(1) if phi.ndim > 2 else phi
                 self._add(head, phi.detach(), batch.y[:keep])

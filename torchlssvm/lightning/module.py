@@ -1,32 +1,29 @@
-"""``LSSVMModule``: a head on a frozen network, learned in one pass by a Trainer, without an optimizer."""
+"""``LSSVMModule``: a head on a frozen network that a Trainer fits in one pass, without an optimizer."""
 
 from __future__ import annotations
 
-import warnings
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from torchlssvm.backbones import build
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.batches import RANDOM_ORDER, describe, describe_difference
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead, LSSVMHead, head_class
 from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
+from torchlssvm.sample_adapter import SampleAdapter
 
 MAX_RECALLED_CLASSES = 50
-"""Classes up to which the recall of each is logged unless asked for: more would flood a logger."""
+"""The recall of each class is logged up to this number of classes: more would flood a logger."""
 
 CHECKPOINT_KEY = "torchlssvm"
 """The entry of a Lightning checkpoint with the state of a run."""
@@ -36,8 +33,17 @@ class Warned(Enum):
     """Warnings that a module prints once."""
 
     NO_IDS = auto()
-    LEFT_OUT = auto()
     SEEN = auto()
+    REPEATED = auto()
+
+
+class Judged(NamedTuple):
+    """Answers to a batch: ids if it has them, predicted classes, labels and losses (B,)."""
+
+    ids: list[str] | None
+    predicted: Tensor
+    y: Tensor
+    loss: Tensor
 
 
 class Anchor(nn.Module):
@@ -58,21 +64,26 @@ class Anchor(nn.Module):
 
 
 class LSSVMModule(LightningModule):
-    """A least-squares SVM head on a frozen network: ``training_step`` adds, and one epoch is the whole training.
+    """A least-squares SVM head on a frozen network: ``training_step`` adds samples, and one epoch is the whole training.
 
     A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names; :class:`~torchlssvm.lightning.Indexed` gives
-    a dataset's samples their index as id. A sample with an id is counted once, however often it arrives (a second epoch, the
-    padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
+    a dataset's samples their index as id. A sample with an id is counted once, in training and in validation, however often it
+    arrives (a second epoch, the padding of a distributed sampler, a resumed run). Samples without ids are learned in the first
+    epoch only.
 
-    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
-    checkpoint says, the head is what the store says, and a sample that was erased does not come back. After a compaction
-    nothing remembers its id; the store then knows how many batches a run has learned, and a resumed run leaves out what is not
-    held in those. That needs the same order of samples: ``ResumableLoader``. A new run cannot know what was erased; it says so.
-    With a suppression list what was erased on request stays out of every run, whatever the order.
-    Checkpoints are registered with the store, so that certificates name those that are older than an erasure.
+    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. The store is the truth from then on: the
+    head is what the store says, whatever a checkpoint says, and an erased sample does not come back. Checkpoints are
+    registered with the store, so that certificates name those that are older than an erasure. After an erasure and a
+    compaction nothing remembers which samples were erased: a run that began before cannot be resumed, and a new run prints a
+    warning. A suppression list keeps those erased on request out of every run.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
-    ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
+    ``trainer.save_checkpoint``, as Lightning asks; ranks add up there too.
+
+    **Logged**: ``val_accuracy``, ``val_loss`` (mean squared error against targets -1 and +1; with one-vs-one the share of
+    wrong answers), ``val_recall`` (mean over the classes that occur) and, with at most 50 classes, ``val_recall_0`` and so
+    on; the same with ``test_``; with several loaders each name ends in ``/dataloader_idx_0`` and so on. At the end of a
+    training epoch ``rho`` and ``n``, the number of samples held.
 
     Args:
         backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
@@ -80,19 +91,15 @@ class LSSVMModule(LightningModule):
         num_classes: K.
         weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
             (the best at hand), or ``"random"``.
-        in_features: the width of the features, where the network gives them itself.
+        in_features: the width of the features, for ``"identity"`` and for a network that ends in features.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
-        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine, or a head made
-            elsewhere: the options below are then left out.
-        rho: of the head: a number; ``"gcv"``, chosen from the statistics alone; or ``"kfold"``, chosen on the head's ``folds``
-            (or on the samples of a ``MarginHead``). It is chosen before each validation of a fit and at the end of each epoch.
-            None is ``"gcv"``, and 1.0 for a ``MarginHead``.
-        intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
-            ``MarginHead`` has no ``multiclass`` and no ``folds``.
+        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine or head that you
+            made, which leaves out ``rho``, ``grid`` and ``head_options``.
+        rho: of the head: a number, ``"gcv"`` or ``"kfold"`` (on the head's ``folds``, or on the samples of a ``MarginHead``).
+            A rule chooses before each validation of a fit and at the end of each epoch. None is the default of the head.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
-        recall: log the recall of each class, ``val_recall_0`` and so on; None: where there are at most 50 classes. Accuracy and
-            ``val_loss``, the mean squared error against targets -1 and +1, are always logged (one against one: the share of
-            wrong answers).
+        head_options: other options of :class:`~torchlssvm.LSSVMHead` or :class:`~torchlssvm.MarginHead`, e.g.
+            ``{"class_weight": "balanced"}``.
         batch_names: names of the parts of batches that are dicts, e.g. ``{"x": "photo", "y": "species"}``; ``image`` and
             ``label`` are known.
         store: the folder of a store.
@@ -129,15 +136,8 @@ class LSSVMModule(LightningModule):
         feature_map: nn.Module | None = None,
         head: nn.Module | str | None = None,
         rho: float | str | None = None,
-        intercept: str = "free",
-        class_weight: str | None = None,
-        multiclass: str = "ovr",
-        per_class: bool | None = None,
-        folds: int = 0,
-        normalize: str | None = None,
-        scale: str | None = None,
         grid: FixedPoint | float | str | None = "auto",
-        recall: bool | None = None,
+        head_options: dict[str, Any] | None = None,
         batch_names: dict[str, str] | None = None,
         store: str | None = None,
         suppression_list: str | None = None,
@@ -153,29 +153,21 @@ class LSSVMModule(LightningModule):
         self._suppression_key = suppression_key
         options: dict[str, Any] = {}
         if not isinstance(head, nn.Module):
-            options = {
-                "rho": 1.0 if rho == "kfold" else rho or ("gcv" if head != "margin" else 1.0), "intercept": intercept,
-                "class_weight": class_weight, "per_class": per_class, "normalize": normalize, "scale": scale, "grid": grid,
-            }  # fmt: skip
-            own = {"multiclass": (multiclass, "ovr"), "folds": (folds, 0)}  # of an LSSVMHead alone, with their defaults
-            given = {name: value for name, (value, default) in own.items() if value != default}
-            if head == "margin" and given:
-                raise ValueError(
-                    f"a MarginHead has no {' and no '.join(given)}: leave out {given}, or take head='lssvm'"
-                )
-            options |= given
+            options = {"grid": grid} | (head_options or {})
+            if rho == "kfold":  # chosen by select_rho later
+                options["rho"] = 1.0
+            elif rho is not None or head != "margin":
+                options["rho"] = rho or "gcv"
         self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
         self.ddp = Anchor()
-        # Nothing of it changes by gradients, and what ranks learn is added up, never copied over.
+        # Nothing here changes by gradients, and ranks add up what they learn: DDP must not copy buffers over.
         names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = names
         self.learner = Learner(self.classifier.head)
-        self._recalls = num_classes <= MAX_RECALLED_CLASSES if recall is None else recall
-        self.metrics = nn.ModuleDict({stage: nn.ModuleList([self._new_metrics()]) for stage in ("val", "test")})
+        self.judged: dict[int, list[Judged]] = {}
+        """Answers of this validation or test on this rank, by loader."""
         check_names(batch_names)
-        self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
-        self._loader: dict[str, Any] | None = None  # the description of its train loader
         self._warned: set[Warned] = set()
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
@@ -206,11 +198,15 @@ class LSSVMModule(LightningModule):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Add the samples of a batch that were not added before. The loss is 0: there is none."""
-        loss = torch.zeros((), device=self.device)
-        if not self._begun:
-            self._check_loader(self.trainer.train_dataloader)
-        part = self._real(self._unpack(batch), "train", self.trainer.train_dataloader)
+        """Add the samples of a batch that were not added before. There is no loss: it returns 0."""
+        loss, loader = torch.zeros((), device=self.device), self.trainer.train_dataloader
+        if self._resumed and not self._begun and batch_idx and not hasattr(loader, "load_state_dict"):
+            raise ValueError(
+                "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
+                "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
+            )
+        self._begun = True
+        part = self._real(batch, loader, batch_idx)
         if part.ids is None and self.current_epoch > 0:
             self._warn_once(
                 Warned.NO_IDS,
@@ -225,15 +221,8 @@ class LSSVMModule(LightningModule):
                 "counted twice. Fit a new module, resume with ckpt_path, or give ids, e.g. with torchlssvm.lightning.Indexed, "
                 "then none is counted twice"
             )
-        phi = self.classifier.features(part.x)
-        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
-        if self.learner.left_out:
-            self._warn_once(
-                Warned.LEFT_OUT,
-                "this run has passed these batches before; samples in them that the store does not hold are left out: "
-                "they are taken for erased. New ones are learned by a fit without ckpt_path",
-            )  # fmt: skip
-        elif skipped:
+        skipped = self.learner.learn(self.classifier.features(part.x), part.y, part.ids, part.subjects)
+        if skipped:
             self._warn_once(
                 Warned.SEEN,
                 f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice",
@@ -246,35 +235,11 @@ class LSSVMModule(LightningModule):
             self._warned.add(kind)
             self.print(f"torchlssvm: {message}")
 
-    def _unpack(self, batch: Any) -> TrainingBatch:
-        return unpack(batch, self.hparams["batch_names"])
-
-    def _real(self, batch: TrainingBatch, stage: str, loader: Any) -> TrainingBatch:
-        """Cut off the samples that a distributed sampler repeats to give all ranks the same number."""
-        epoch = self.current_epoch
-        position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
-        size = len(batch.y)
-        keep = ranks.without_padding(loader, position, size)
-        self._at[stage] = (epoch, position + size)
-        return batch if keep == size else TrainingBatch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
-
-    def _check_loader(self, loader: Any) -> None:
-        """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""
-        self._begun, then, self._loader = True, self._loader, describe(loader)
-        done = self._at.get("train", (-1, 0))
-        middle = self._resumed and done[0] == self.current_epoch and done[1] > 0
-        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM_ORDER):
-            raise ValueError(
-                "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
-                "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
-            )
-        changed = describe_difference(then, self._loader) if middle and then is not None else ""
-        if changed:
-            raise ValueError(
-                f"the run is resumed in the middle of an epoch, with other batches: {changed}. Some samples would never come. "
-                "Resume with the loader it was started with, or fit without ckpt_path"
-            )
-        self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
+    def _real(self, batch: Any, loader: Any, batch_idx: int) -> TrainingBatch:
+        """Unpack a batch, and cut off the samples that a distributed sampler repeats."""
+        part = unpack(batch, self.hparams["batch_names"])
+        keep = ranks.without_padding(loader, batch_idx, len(part.y))
+        return TrainingBatch(*(None if values is None else values[:keep] for values in part))  # type: ignore[arg-type]
 
     def _synchronize(self) -> None:
         """Bring all ranks to the same state."""
@@ -302,6 +267,10 @@ class LSSVMModule(LightningModule):
         if self.trainer.is_last_batch:
             self.learner.end_pass()
         self.bring_up_to_date()
+        held = SampleAdapter(self.head).count
+        self.log("n", float(held), sync_dist=True)
+        if isinstance(self.head, LinearHead) and held:
+            self.log("rho", float(self.head.rho), sync_dist=True)
 
     def on_train_end(self) -> None:
         """Print the events that wait for samples that did not come."""
@@ -326,42 +295,32 @@ class LSSVMModule(LightningModule):
         else:
             self._synchronize()
 
-    def _new_metrics(self) -> nn.ModuleDict:
-        """Make the metrics of one loader."""
-        classes = self.hparams["num_classes"]
-        found = {"accuracy": MulticlassAccuracy(classes, average="micro"), "loss": MeanMetric(nan_strategy="disable")}
-        return nn.ModuleDict(found | ({"recall": MulticlassRecall(classes, average=None)} if self._recalls else {}))
-
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count what is right. A head that holds nothing yet is not judged."""
-        self._judge("val", batch, self.trainer.val_dataloaders, dataloader_idx)
+        """Judge a batch. A head that holds nothing yet is not judged."""
+        self._judge(batch, self.trainer.val_dataloaders, batch_idx, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count what is right."""
-        self._judge("test", batch, self.trainer.test_dataloaders, dataloader_idx)
+        """Judge a batch."""
+        self._judge(batch, self.trainer.test_dataloaders, batch_idx, dataloader_idx)
 
-    def _judge(self, stage: str, batch: Any, loaders: Any, index: int) -> None:
-        given = list(loaders.values()) if isinstance(loaders, dict) else loaders
-        given = given if isinstance(given, list | tuple) else [given]
-        groups: Any = self.metrics[stage]
-        groups.extend(self._new_metrics().to(self.device) for _ in given[len(groups) :])
-        part = self._real(self._unpack(batch), f"{stage} {index}", given[index])
-        if not self.learner.empty and len(part.y):
-            scores = self(part.x)
-            predicted = scores.argmax(1)
-            if getattr(self.head, "multiclass", "ovr") == "ovo":
-                loss = (predicted != part.y).double()
-            else:
-                loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
-            for name, metric in groups[index].items():
-                metric.update(*((loss,) if name == "loss" else (predicted, part.y)))
+    def _judge(self, batch: Any, loaders: Any, batch_idx: int, index: int) -> None:
+        part = self._real(batch, ranks.loader_at(loaders, index), batch_idx)
+        if self.learner.empty or not len(part.y):
+            return
+        scores = self(part.x)
+        predicted = scores.argmax(1)
+        if getattr(self.head, "multiclass", "ovr") == "ovo":
+            loss = (predicted != part.y).double()
+        else:
+            loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
+        self.judged.setdefault(index, []).append(Judged(part.ids, predicted, part.y, loss))
 
     def on_validation_epoch_end(self) -> None:
-        """Log accuracy, loss and the recall of each class."""
+        """Log the metrics of each loader."""
         self._log_metrics("val")
 
     def on_test_epoch_start(self) -> None:
-        """All ranks judge the same head; NotFittedError if it holds nothing, which Lightning would pass over in silence."""
+        """All ranks judge the same head. NotFittedError if it is empty, which Lightning would pass over in silence."""
         self._synchronize()
         if self.learner.empty:
             raise NotFittedError(
@@ -370,27 +329,30 @@ class LSSVMModule(LightningModule):
             )
 
     def on_test_epoch_end(self) -> None:
-        """Log accuracy, loss and the recall of each class."""
+        """Log the metrics of each loader."""
         self._log_metrics("test")
 
     def _log_metrics(self, stage: str) -> None:
-        """Log the metrics of each loader, under Lightning's names where there are several."""
-        self._at = {name: at for name, at in self._at.items() if not name.startswith(stage)}
-        if self.trainer.sanity_checking or self.learner.empty:
+        """Log the metrics of all ranks' samples, each sample with an id once."""
+        mine, self.judged = self.judged, {}
+        if self.trainer.sanity_checking:
             return
-        groups: Any = self.metrics[stage]
-        for index, group in enumerate(groups):
-            end = f"/dataloader_idx_{index}" if len(groups) > 1 else ""
-            with warnings.catch_warnings():  # a rank may have had no sample at all
-                warnings.simplefilter("ignore", UserWarning)
-                found = {name: metric.compute() for name, metric in group.items()}
-            each = {f"{stage}_recall_{k}{end}": value for k, value in enumerate(found.pop("recall", ()))}
-            # The metrics have added the ranks up: the mean of equal values is the value, and Lightning has nothing to warn of.
+        given = getattr(self.trainer, f"{stage}_dataloaders")
+        loaders = len(given) if isinstance(given, list | tuple | dict) else 1
+        for index in range(loaders):
+            parts = [part for rank in ranks.gather(mine.get(index, [])) for part in rank]
+            if not parts:
+                continue
+            found, repeated = summarize(parts, self.hparams["num_classes"])
+            if repeated and not ranks.are_several():
+                self._warn_once(
+                    Warned.REPEATED, f"{repeated} sample(s) to be judged repeat an id: each is counted once"
+                )
+            end = f"/dataloader_idx_{index}" if loaders > 1 else ""
+            # All ranks log the same values, whose mean Lightning takes.
             for name, value in found.items():
                 shown = name == "accuracy"
                 self.log(f"{stage}_{name}{end}", value, prog_bar=shown, sync_dist=True, add_dataloader_idx=False)
-            self.log_dict(each, sync_dist=True, add_dataloader_idx=False)
-        self.metrics[stage] = nn.ModuleList([self._new_metrics().to(self.device)])
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Compute scores (B, K) of a batch with or without labels."""
@@ -425,10 +387,10 @@ class LSSVMModule(LightningModule):
         self.learner.close()
 
     def on_fit_start(self) -> None:
-        """A run begins, or goes on from a checkpoint; with a store, the head is what the store says all the same."""
+        """Begin a run, or resume that of a checkpoint. With a store, the head is what the store says."""
         self.learner.restore()
         self._resumed = self._resumed and self.trainer.ckpt_path is not None
-        self._run = self.learner.begin(self._run if self._resumed else None, self.current_epoch)
+        self._run = self.learner.begin(self._run if self._resumed else None)
         self._begun = False
         self._filled = not self._resumed and not self.learner.empty and self.hparams["store"] is None
 
@@ -448,20 +410,14 @@ class LSSVMModule(LightningModule):
         for name in [name for name in state if name.startswith(prefix)]:
             del state[name]
         state.update({prefix + name: value for name, value in self.head.state_dict().items()})
-        checkpoint[CHECKPOINT_KEY] = {
-            "learner": self.learner.state_dict(),
-            "train": list(self._at.get("train", (-1, 0))),
-            "run": self._run,
-            "loader": self._loader,
-        }
+        checkpoint[CHECKPOINT_KEY] = {"learner": self.learner.state_dict(), "run": self._run}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the progress of the run; the head is loaded with the module."""
+        """Restore what was seen; the head is loaded with the module."""
         saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
-            self._at["train"] = (saved["train"][0], saved["train"][1])
-            self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
+            self._run, self._resumed = saved["run"], saved["run"] is not None
 
 
 MAX_LISTED_EVENTS = 10
@@ -479,6 +435,26 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     ]
     more = len(waiting) - MAX_LISTED_EVENTS
     return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
+
+
+def summarize(parts: list[Judged], classes: int) -> tuple[dict[str, Tensor], int]:
+    """Compute metrics of answers, each id once, and count the answers left out.
+
+    Recall is the mean over the classes that occur among the labels.
+    """
+    places: dict[str, int] = {}
+    keep, device = [], parts[0].y.device
+    for part in parts:
+        for i in part.ids or [None] * len(part.y):  # type: ignore[list-item]
+            keep.append(i is None or places.setdefault(i, len(keep)) == len(keep))
+    kept = torch.tensor(keep, device=device)
+    predicted, y, loss = (torch.cat([p[k].to(device) for p in parts])[kept] for k in (1, 2, 3))  # type: ignore[union-attr]
+    right = (predicted == y).double()
+    found = {"accuracy": right.mean(), "loss": loss.double().mean()}
+    recalls = {c: right[y == c].mean() for c in range(classes) if bool((y == c).any())}
+    found["recall"] = torch.stack(list(recalls.values())).mean()
+    each = {f"recall_{c}": value for c, value in recalls.items()} if classes <= MAX_RECALLED_CLASSES else {}
+    return found | each, len(keep) - int(kept.sum())
 
 
 def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:

@@ -61,7 +61,6 @@ class OnlineProbe(Callback):
         self._captured: Tensor | None = None
         self._hook: Any = None
         self._right = self._total = 0
-        self._position = self._train_position = 0  # samples of this rank that are done in this epoch
 
     @property
     def state_key(self) -> str:
@@ -89,7 +88,7 @@ class OnlineProbe(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Take the features of this batch into the window."""
-        x, y = self._real(self._labels(args[1]), trainer.train_dataloader)
+        x, y = self._real(args[1], trainer.train_dataloader, args[2])
         if x is None or not len(x):
             return
         self.seen += len(x)
@@ -101,18 +100,11 @@ class OnlineProbe(Callback):
             self._rebuild_window(FixedPoint.auto(largest(x)))
             self.window.add(x, y)  # type: ignore[union-attr]
 
-    def _labels(self, batch: Any) -> Tensor:
-        return unpack(batch, self.batch_names, views=True).y
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count samples from the start of the epoch."""
-        self._position = 0
-
-    def _real(self, y: Tensor, loader: Any) -> tuple[Tensor | None, Tensor]:
-        """Features and labels of this batch, without what a distributed sampler repeats."""
+    def _real(self, batch: Any, loader: Any, batch_idx: int) -> tuple[Tensor | None, Tensor]:
+        """Return features and labels of a batch, without the samples that a distributed sampler repeats."""
         x, self._captured = self._captured, None
-        keep = ranks.without_padding(loader, self._position, len(y))
-        self._position += len(y)
+        y = unpack(batch, self.batch_names, views=True).y
+        keep = ranks.without_padding(loader, batch_idx, len(y))
         views = 0 if x is None or not len(y) else len(x) / len(y)
         return (x[:keep] if x is not None and views in (1, 2, 3, 4) else None), y[:keep]
 
@@ -131,7 +123,6 @@ class OnlineProbe(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the windows of all ranks together."""
         self._right = self._total = 0
-        self._position, self._train_position = 0, self._position
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._merge_windows()
         if isinstance(self.probe, LSSVMHead):
@@ -160,14 +151,14 @@ class OnlineProbe(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Count the probe's right answers on the features of this batch."""
-        x, y = self._real(self._labels(args[1]), trainer.val_dataloaders)
+        loader = ranks.loader_at(trainer.val_dataloaders, args[3] if len(args) > 3 else 0)
+        x, y = self._real(args[1], loader, args[2])
         if self.probe is not None and x is not None and len(x) and self.probe.n:
             self._right += int((self.probe.predict(x) == y).sum())
             self._total += len(y)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the accuracy on all ranks' validation samples, through the module."""
-        self._position = self._train_position
         if trainer.sanity_checking:
             return
         sums = ranks.gather((self._right, self._total))

@@ -30,12 +30,11 @@ class PredictionFile(Callback):
 
     def __init__(self, path: str | os.PathLike[str] = "predictions.csv", batch_names: dict[str, str] | None = None):
         self.path, self.names = Path(path), check_names(batch_names)
-        self._rows: list[tuple[int, str | None, list[float]]] = []
-        self._done = 0
+        self._rows: list[tuple[int, int, str | None, list[float]]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin with no row."""
-        self._rows, self._done = [], 0
+        self._rows = []
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -43,14 +42,12 @@ class PredictionFile(Callback):
         """Keep the scores of a batch, without what a distributed sampler repeats."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2:
             raise ValueError("PredictionFile writes scores (B, K): predict_step must return them")
-        loader = trainer.predict_dataloaders
-        keep = ranks.without_padding(loader, self._done, len(outputs))
+        loader = ranks.loader_at(trainer.predict_dataloaders, dataloader_idx)
+        keep, start = ranks.without_padding(loader, batch_idx, len(outputs)), ranks.first_sample(loader, batch_idx)
         ids = self._ids(batch)
-        several, rank = ranks.count(), trainer.global_rank
         for k, scores in enumerate(outputs[:keep].detach().cpu().tolist()):
-            number = (self._done + k) * several + rank  # as a distributed sampler deals them out
-            self._rows.append((number, None if ids is None else str(ids[k]), scores))
-        self._done += len(outputs)
+            number = (start + k) * ranks.count() + trainer.global_rank  # as a distributed sampler deals them out
+            self._rows.append((dataloader_idx, number, None if ids is None else str(ids[k]), scores))
 
     def _ids(self, batch: Any) -> Any:
         if isinstance(batch, dict):
@@ -69,9 +66,9 @@ class PredictionFile(Callback):
             beside = self.path.with_name(self.path.name + ".new")
             with open(beside, "w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)
-                classes = len(rows[0][2]) if rows else 0
+                classes = len(rows[0][3]) if rows else 0
                 table.writerow(["sample", "predicted", *(f"score_{k}" for k in range(classes))])
-                for number, name, scores in rows:
+                for _, number, name, scores in rows:
                     best = max(range(classes), key=scores.__getitem__)
                     table.writerow([number if name is None else name, best, *(repr(s) for s in scores)])
             os.replace(beside, self.path)

@@ -1,4 +1,4 @@
-"""Communication between the ranks of a run. Every function is called on all ranks; with one rank it does its work alone."""
+"""Communication between the ranks of a run. All ranks call each function; a single rank does its work alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torchlssvm.linear import LinearHead, LSSVMHead
 T = TypeVar("T")
 
 
+def count() -> int:
+    """Return the number of ranks."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def are_several() -> bool:
     """True if there is more than one rank."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def count() -> int:
-    """Number of ranks."""
-    return dist.get_world_size() if are_several() else 1
+    return count() > 1
 
 
 def is_first() -> bool:
@@ -35,10 +35,9 @@ def is_first() -> bool:
 
 def share(value: T) -> T:
     """Send the value of the first rank to all ranks."""
-    if not are_several():
-        return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    if are_several():
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -46,13 +45,13 @@ def gather(value: T) -> list[T]:
     """Gather the values of all ranks, in their order, on all ranks."""
     if not are_several():
         return [value]
-    out: list[Any] = [None] * dist.get_world_size()
+    out: list[Any] = [None] * count()
     dist.all_gather_object(out, value)
     return out
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do something on the first rank; its result, or its error, is that of all ranks."""
+    """Run ``work`` on the first rank. All ranks return its result, or raise its error."""
     result: Any = None
     error: Exception | None = None
     if is_first():
@@ -60,31 +59,30 @@ def on_first(work: Callable[[], T]) -> T:
             result = work()
         except Exception as caught:
             error = caught
-    if are_several():
-        result, error = share((result, error))
+    result, error = share((result, error))
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
 
 
 def is_summed(head: Any) -> bool:
-    """True if ranks add up what they learned (a head on a grid); else all of them learn the same."""
+    """True if ranks learn their own shares and add them up (a head on a grid); otherwise all ranks learn everything."""
     return isinstance(head, LSSVMHead) and head.statistics.exact
 
 
 def add_up(head: Any) -> None:
-    """Add up what each rank learned since the last call, on all ranks."""
+    """Add up what each rank learned since the last call."""
     if are_several() and is_summed(head):
         sync(head)
 
 
-def copy_from_first(head: LinearHead) -> None:
-    """Copy the state of the first rank's head to all ranks."""
-    if not are_several():
+def copy_from_first(head: Any) -> None:
+    """Copy the samples and rho of the first rank's head to all ranks."""
+    if not are_several() or not isinstance(head, LinearHead):
         return
-    state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else None)
+    state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else {})
     rho, chosen = share((head.solver.options.rho, head.data_choices.made.get("rho")))
-    if not is_first() and state is not None:
+    if not is_first():
         adopt(head, state)
         head.rho = rho
         if chosen is not None:
@@ -97,27 +95,40 @@ def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:
 
 
 def agree_on_grid(head: Any, x: Tensor) -> None:
-    """Choose the grid of an empty head from the first batches of all ranks, where it is to be chosen from the first batch."""
+    """Choose the grid of an empty head with ``grid="auto"`` from the first batches of all ranks."""
     if not are_several() or not is_summed(head):
         return
     stats = head.statistics
-    if stats.grid is None:  # on all ranks, or on none: each has learned a batch, or none has
+    if stats.grid is None:  # on all ranks or on none: either each has learned a batch, or none has
         x = normalized(x.double(), stats.normalize)
         largest = max(gather(float(x.abs().max()) if x.numel() else 0.0))
         if math.isfinite(largest):
             stats.decide("labels", FixedPoint.auto(largest), None)
 
 
-def without_padding(loader: Any, position: int, size: int) -> int:
-    """Count the real samples among the next ``size`` of this rank, after ``position`` samples of this epoch.
+def loader_at(loaders: Any, index: int) -> Any:
+    """Return one of a Trainer's loaders, which may be one loader, a list or a dict."""
+    found = list(loaders.values()) if isinstance(loaders, dict) else loaders
+    return found[index] if isinstance(found, list | tuple) else found
 
-    A ``DistributedSampler`` deals samples out in turns and repeats the first ones until all ranks have as many: the sample
-    in place p of rank r is number p W + r, and a repetition if that is not below the number of samples.
+
+def first_sample(loader: Any, batch_idx: int) -> int:
+    """Return the place of a batch's first sample among the samples of this rank."""
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or getattr(loader, "batch_size", None)
+    return batch_idx * (size or 1)
+
+
+def without_padding(loader: Any, batch_idx: int, size: int) -> int:
+    """Count the real samples of a batch with ``size`` samples.
+
+    A ``DistributedSampler`` deals samples out in turns and repeats the first ones until all ranks have the same number. The
+    sample in place p of rank r has the number p W + r, and is a repetition if that is not below the number of samples.
     """
-    sampler = getattr(loader, "sampler", None)
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    sampler = sampler if isinstance(sampler, DistributedSampler) else inner
-    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(batches, "sampler", None), getattr(loader, "sampler", None))
+    sampler = next((s for s in samplers if isinstance(s, DistributedSampler)), None)
+    if sampler is None or sampler.drop_last:
         return size
     real = math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)  # type: ignore[arg-type]
-    return max(0, min(size, real - position))
+    left = real - first_sample(loader, batch_idx)
+    return size if batches is None and left > 0 else max(0, min(size, left))  # without batches, an item is a batch

@@ -303,8 +303,14 @@ class AttachedClassifier(nn.Module):
         return scores
 
     def _follow(self) -> None:
-        if self.samples is not None and not torch.compiler.is_compiling():
-            self.samples.follow()
+        """Take in what other processes have written to the store, also where ``torch.compile`` runs this module."""
+        if self.samples is not None and not torch.compiler.is_exporting():
+            self._follow_store()
+
+    @torch.compiler.disable  # each call asks the store: a compiled graph would ask once
+    def _follow_store(self) -> None:
+        assert self.samples is not None
+        self.samples.follow()
 
     def predict(self, images: Tensor) -> Tensor:
         """Classes of ``images`` (B, ...): (B,)."""
