@@ -118,6 +118,13 @@ class SuppressedError(TorchLSSVMError, ValueError):
     """
 
 
+class SuppressedWarning(UserWarning):
+    """A store may hold samples that were erased on request: an old copy was put back, or an erasure was interrupted.
+
+    ``store.erase_returned()``, or ``torchlssvm suppression apply``, erases them again.
+    """
+
+
 class NumericalWarning(UserWarning):
     """A result was computed, but not in the way or to the accuracy that was asked for.
 

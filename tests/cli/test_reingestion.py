@@ -59,7 +59,7 @@ def test_what_was_erased_on_request_is_not_learned_again(
     interrupted(trainer, first, loader())
     trainer.save_checkpoint("run.ckpt")
     assert "suppression_key" not in torch.load("run.ckpt", weights_only=False)["hyper_parameters"]
-    shell("suppression", "store", "--list", "erased.list")
+    shell("suppression", "use", "store", "--list", "erased.list")
     names = [word for s in by_subject for word in ("--subject", s)] + [word for i in by_id for word in ("--id", i)]
     shell("request", "open", "store", "--request", "R-1", *names)
     shell("remove", "store", "--request", "R-1", "--compact", "--certificate", "R-1.json")
@@ -111,7 +111,7 @@ def test_a_receipt_lets_all_back_in_who_were_erased_by_subject(
     with SampleStore("store", LSSVMHead(J, K, grid=LIMIT)) as store:
         store.apply(add)
     shell("keygen", "--suppression", "suppression.key")
-    shell("suppression", "store", "--list", "erased.list")
+    shell("suppression", "use", "store", "--list", "erased.list")
     shell("request", "open", "store", "--request", "R-1", *named)
     shell("remove", "store", "--request", "R-1", "--subject", "u1", "--receipt", "r.json")
     back = Add(["v-1", "v-2"], x[:2], y[:2], "u1")

@@ -77,6 +77,7 @@ NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate"
 
 GROUPS = {
     "request": "Keep requests for erasure: open, list, show, close",
+    "suppression": "Keep out who was erased on request: use, show, apply",
     "certificate": "Work with certificates of erasure: issue, sign, opening, stamp, show",
 }
 """Commands that only have commands of their own."""

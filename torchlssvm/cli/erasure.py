@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,41 +22,29 @@ from torchlssvm.cli.arguments import (
 )
 from torchlssvm.cli.console import BUSY, OK, emit, one_line, progress, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key
-from torchlssvm.cli.samples import check_width, read_file, receipts_to_json, selected, with_event
-from torchlssvm.cli.store import compact_store
+from torchlssvm.cli.samples import check_width, read_file, receipts_to_json
+from torchlssvm.cli.store import compaction_text, compaction_to_json
 from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
     from torchlssvm.store import EventResult, SampleStore
+    from torchlssvm.store.erasure.erasure import Erasure
 
 RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters that a file is not named with; each run of them becomes a dash."""
 
 
-def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> list[dict[str, Any]]:
-    """Return the keyword arguments that select each event's samples: those named, or all of a request."""
-    from torchlssvm.errors import RemovalError
+def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[list[str], list[str]]:
+    """Return the subjects and the ids that are named, or that are held of a request."""
+    from torchlssvm.store.erasure.erasure import held_of_request
 
     if options.subject is not None or options.id is not None:
-        return selected(options)
+        return options.subject or [], options.id or []
     if options.request is None:
         raise UsageError("one of the arguments --subject --id --request is required")
-    request = store.requests.get(options.request)
-    if request.forgotten:
-        raise ValueError(f"the request {request.id!r} is {request.state}, and its names are no longer kept")
-    targets: list[dict[str, Any]] = [{"subject": s} for s in request.named("subject") if store.find(subject=s)]
-    held = [i for i in request.named("id") if i in store]
-    subjects = {t["subject"] for t in targets}
-    ids = [i for i, s in zip(held, store.get(held).subjects if held else [], strict=True) if s not in subjects]
-    targets += [{"ids": ids}] if ids else []
-    if not targets:
-        raise RemovalError(
-            f"nothing is held of those whom the request {request.id!r} names: answer it with torchlssvm request close "
-            f"{options.store} {request.id} --answer TEXT"
-        )
-    return targets
+    return held_of_request(store, options.request)
 
 
 # -- preview -----------------------------------------------------------------------------------------------------------
@@ -81,7 +68,8 @@ def preview(options: argparse.Namespace) -> int:
     if options.labels is not None and options.features is None:
         raise UsageError("--labels needs --features")
     with open_store(options) as store:
-        events = [Remove(**whose) for whose in samples_to_erase(options, store)]
+        subjects, ids = samples_to_erase(options, store)
+        events = [Remove(subject=s) for s in subjects] + ([Remove(ids=ids)] if ids else [])
         x = y = None
         if options.features is not None:
             samples = read_file(options, store)
@@ -127,65 +115,72 @@ def preview(options: argparse.Namespace) -> int:
     changes="the samples were removed",
 )
 def remove(options: argparse.Namespace) -> int:
-    """Remove, write the receipt, compact, certify. All that can be refused is refused before."""
-    from torchlssvm.errors import StoreBusyError
-    from torchlssvm.events import Remove
+    """Remove, write the receipt, compact, certify; run again after a crash it does what is missing."""
+    from torchlssvm.events import new_event_id
 
     if options.key is not None and options.certificate is None:
         raise UsageError("--key needs --certificate")
     key = signing_key(options)
-    if options.certificate is not None:
-        check_output(options.certificate, options.store)
-    busy: StoreBusyError | None = None
     with open_store(options) as store:
-        targets = with_event(options, samples_to_erase(options, store))
-        events = [Remove(**whose) for whose in targets]
-        out = receipt_path(options, options.request or events[0].event_id)
-        receipts = store.apply(events, request=options.request, keep_receipt=True)
-        store.refresh()
-        done = [receipt.event_id for receipt in receipts]
-        nonces = {name: nonce for receipt in receipts for name, nonce in receipt.nonces.items()}
-        said = receipts_to_json(receipts, store) | {"nonces": nonces, "compacted": False, "certificate": None}
-        text = [erased_text(whose, receipt) for whose, receipt in zip(targets, receipts, strict=True)]
-        if any(receipt.applied for receipt in receipts):
-            subjects = sum("subject" in whose for whose in targets)
-            text.append(protection_text(store, options.request, said["samples"], subjects))
-        if options.request is not None:
-            left = store.requests.still_held(store.requests.get(options.request))
-            said["still_held"] = [n.name for n in left]
-            if left:
-                text.append(f"request {options.request} is not done: samples are held of {listed(said['still_held'])}")
-        waiting = [e for e in store.receipts.unwritten() if e in done]
-        said["receipt"] = str(out) if waiting else None
-        text.append(write_receipt(store, waiting, out) if waiting else "no receipt is written: there was one before")
-        if options.compact:
-            try:
-                text.append(compact_store(options, store, said))
-            except StoreBusyError as error:
-                busy = error
-        if options.certificate is not None:
-            certificate = store.certificate([*([options.request] if options.request else []), *done], key)
-            certificate.save(options.certificate)
-            if options.request is not None:
-                store.requests.certified(done)
-            said |= {"certificate": str(options.certificate), "signed": bool(certificate.signatures)}
-            how = "signed" if certificate.signatures else "not signed"
-            text.append(f"certificate: {options.certificate} ({how}, compacted: {str(certificate.compacted).lower()})")
+        subjects, ids = samples_to_erase(options, store)
+        targets = [*subjects, *(["by id"] if ids else [])]
+        if options.event is not None and len(targets) > 1:
+            raise UsageError("--event goes with one subject: each subject is an event of its own")
+        event = options.event or (new_event_id() if len(targets) == 1 else None)
+        out = receipt_path(options, options.request or event or new_event_id())
+        named = (
+            {}
+            if options.request is not None and not (options.subject or options.id)
+            else {"subjects": subjects, "ids": ids}
+        )
+        with progress(options, "erasing"):
+            done = store.erase(
+                **named, request=options.request, event_id=event if targets else None, receipt=out,
+                compact=options.compact, certificate=options.certificate, key=key,
+            )  # fmt: skip
+        said = erasure_to_json(done, store)
+        text = [erased_text(name, result) for name, result in zip(targets, done.results, strict=True)]
+        if not done.results:
+            text.append(f"the samples of request {options.request} were erased before; what was missing is done now")
+        if done.samples:
+            text.append(protection_text(store, options.request, done.samples, len(subjects)))
+        if done.still_held:
+            text.append(f"request {options.request} is not done: samples are held of {listed(done.still_held)}")
+        text.append(receipt_text(done.receipt) if done.receipt else "no receipt is written: there was one before")
+        if done.compaction is not None:
+            text.append(compaction_text(done.compaction))
+        if done.certificate is not None:
+            how = "signed" if done.certificate.signatures else "not signed"
+            compacted = str(done.certificate.compacted).lower()
+            text.append(f"certificate: {options.certificate} ({how}, compacted: {compacted})")
+            said |= {"certificate": str(options.certificate), "signed": bool(done.certificate.signatures)}
         if not said["compacted"]:
             text.append(
                 f"the bytes may still be in the files of the store: torchlssvm compact {options.store} destroys them"
             )
-    if busy is not None:
-        warn(f"torchlssvm: error: the samples are removed, but: {one_line(busy)}")
+    if done.unfinished is not None:
+        warn(f"torchlssvm: error: the samples are removed, but: {one_line(done.unfinished)}")
     emit(options, said, text)
-    return OK if busy is None else BUSY
+    return OK if done.unfinished is None else BUSY
 
 
-def erased_text(whose: dict[str, Any], receipt: EventResult) -> str:
+def erasure_to_json(done: Erasure, store: SampleStore) -> dict[str, Any]:
+    """Convert the result of an erasure to primitives."""
+    last = max(entry.position for entry in store.history() if entry.event_id in done.event_ids)
+    said: dict[str, Any] = {"events": done.event_ids, "samples": 0, "applied": False, "remaining": len(store)}
+    if done.results:
+        said = receipts_to_json(done.results, store)
+    said["nonces"] = {name: nonce for result in done.results for name, nonce in result.nonces.items()}
+    said |= {"compacted": store.compacted >= last, "certificate": None, "still_held": done.still_held}
+    if done.compaction is not None:
+        said |= compaction_to_json(done.compaction)
+    return said | {"receipt": None if done.receipt is None else str(done.receipt)}
+
+
+def erased_text(name: str, result: EventResult) -> str:
     """Say what a removal did."""
-    name = whose.get("subject", "by id")
-    done = "erased" if receipt.applied else "were erased before, nothing was changed"
-    return f"{name}: {counted(receipt.samples, 'sample')} {done} (event {receipt.event_id})"
+    done = "erased" if result.applied else "were erased before, nothing was changed"
+    return f"{name}: {counted(result.samples, 'sample')} {done} (event {result.event_id})"
 
 
 def protection_text(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:
@@ -193,7 +188,7 @@ def protection_text(store: SampleStore, request: str | None, samples: int, subje
     if store.suppression.path is None:
         return (
             "no suppression list is in use: the same samples could be added again "
-            f"(torchlssvm suppression {store.path} --list FILE)"
+            f"(torchlssvm suppression use {store.path} --list FILE)"
         )
     if request is None:
         return "not entered in the suppression list, since this belongs to no request: the same samples could be added again"
@@ -226,7 +221,8 @@ def receipt(options: argparse.Namespace) -> int:
         if not events:
             raise ValueError("no receipt is waiting to be written")
         said = {"receipt": str(options.out), "events": list(events), "samples": store.receipt(events).samples}
-        text = write_receipt(store, events, options.out)
+        store.write_receipt(events, options.out)
+        text = receipt_text(options.out)
     return emit(options, said, text)
 
 
@@ -242,19 +238,11 @@ def receipt_path(options: argparse.Namespace, name: str) -> Path:
         folder = store.with_name(store.name + ".receipts")
         folder.mkdir(mode=0o700, exist_ok=True)
         out = folder / (OTHER_CHARACTERS.sub("-", name)[:80] + RECEIPT_SUFFIX)
-    check_output(out, options.store)
     return out
 
 
-def write_receipt(store: SampleStore, event_ids: Sequence[str], path: Path) -> str:
-    """Write the receipt of erasures that are done, and say so. An OSError says that they are done."""
-    try:
-        store.write_receipt(event_ids, path)
-    except OSError as error:
-        raise OSError(
-            f"the samples are erased, but their receipt is not written ({error}): nothing is lost until the store is "
-            f"compacted. torchlssvm receipt {store.path} --out FILE writes it"
-        ) from error
+def receipt_text(path: Path) -> str:
+    """Say where a receipt is, and what to do with it."""
     return (
         f"receipt: {path} (it tells whom the erasure was about: keep it apart from the store, and destroy it when the answer "
         "can no longer be questioned)"

@@ -13,7 +13,7 @@ from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, op
 
 if TYPE_CHECKING:
     from torchlssvm.corrections.pending_events import WaitingEvent
-    from torchlssvm.store import SampleStore
+    from torchlssvm.store import Compaction
 
 # -- init --------------------------------------------------------------------------------------------------------------
 
@@ -230,17 +230,18 @@ def history(options: argparse.Namespace) -> int:
 @command("compact", "Destroy the bytes of erased samples in all files.", changes="the store was compacted")
 def compact(options: argparse.Namespace) -> int:
     """Compact the store and print the result."""
-    with open_store(options) as store:
-        said: dict[str, Any] = {"position": store.position}
-        text = compact_store(options, store, said)
-    return emit(options, said, text)
-
-
-def compact_store(options: argparse.Namespace, store: SampleStore, said: dict[str, Any]) -> str:
-    """Compact, note the result in ``said`` for JSON, and return it as text."""
-    with progress(options, "compacting"):
+    with open_store(options) as store, progress(options, "compacting"):
         done = store.compact()
-    said |= {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
+    return emit(options, {"position": done.position} | compaction_to_json(done), compaction_text(done))
+
+
+def compaction_to_json(done: Compaction) -> dict[str, Any]:
+    """Convert the result of a compaction to primitives."""
+    return {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
+
+
+def compaction_text(done: Compaction) -> str:
+    """Say what a compaction did, and which files elsewhere it could not reach."""
     text = f"compacted: the bytes of erased samples are destroyed in all files of the store (event {done.position})"
     if done.checkpoints:
         text += f"; files elsewhere that are older and may hold what was erased: {', '.join(done.checkpoints)}"

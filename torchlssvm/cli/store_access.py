@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import progress
+from torchlssvm.cli.console import one_line, progress, warn
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -32,19 +33,22 @@ def holds_store(folder: Path) -> bool:
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
     """Open the store that a command works on; its log stays off the terminal, where errors are one line."""
-    from torchlssvm.errors import StoreError
+    from torchlssvm.errors import StoreError, SuppressedWarning
     from torchlssvm.store import SampleStore
 
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
     logging.getLogger("torchlssvm.store").addHandler(STORE_LOG)
-    return SampleStore(
-        options.store,
-        readonly=readonly,
-        timeout=options.timeout,
-        suppression_key=getattr(options, "suppression_key", None),
-        erased=getattr(options, "erased", "refuse"),
-    )
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *place: warn(f"torchlssvm: warning: {one_line(Exception(message))}")
+        warnings.simplefilter("always", SuppressedWarning)
+        return SampleStore(
+            options.store,
+            readonly=readonly,
+            timeout=options.timeout,
+            suppression_key=getattr(options, "suppression_key", None),
+            erased=getattr(options, "erased", "refuse"),
+        )
 
 
 @contextmanager

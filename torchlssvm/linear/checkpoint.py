@@ -394,9 +394,9 @@ def freeze_margin(head: MarginHead) -> dict[str, Any]:
 
 
 def attributes(head: LinearHead) -> dict[str, Any]:
-    """Attributes of a head for :func:`thaw`: without its lock and the weights that it published, the buffers as they are."""
+    """Attributes of a head for :func:`thaw`: the buffers as they are; not its lock, its store and its published weights."""
     buffers = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
-    kept = {name: value for name, value in vars(head).items() if name != "_lock"}
+    kept = {name: value for name, value in vars(head).items() if name not in ("_lock", "keeper")}
     return kept | {"_published": None, "_buffers": buffers}
 
 

@@ -27,7 +27,7 @@ from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
-from torchlssvm.linear.locking import exclusive
+from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.pending import Pending
@@ -597,6 +597,7 @@ class LSSVMHead(LinearHead):
 
     def solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Bring w, b and, if asked for, P up to date, and return them."""
+        catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self.check_whole()
             if self._solving:
@@ -612,6 +613,7 @@ class LSSVMHead(LinearHead):
 
     def view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
+        catch_up(self)
         w, b = self._published or self._fitted_weights()
         if self._view is None or self._view[0] != self.version:
             stats = self.statistics

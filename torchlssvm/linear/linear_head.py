@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import InterruptedUpdateError, NotFittedError
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError, StoreError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
@@ -19,7 +19,7 @@ from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics import uncertainty
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
-from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
 from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
@@ -41,6 +41,8 @@ class LinearHead(nn.Module):
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
+    keeper: Keeper | None = None
+    """The store that the head belongs to. It brings the head up to date before the head is used."""
     keeps_rows = False
     _rho_method = "gcv"  # by which rho is chosen where no number is given
     uncertifiable: str | None = None
@@ -110,11 +112,13 @@ class LinearHead(nn.Module):
     @property
     def counts(self) -> Tensor:
         """Samples per class (K,)."""
+        catch_up(self)
         return self.statistics.counts.clone()
 
     @property
     def n(self) -> int | float:
         """The number of samples held (their total weight)."""
+        catch_up(self)
         return self.statistics.n
 
     @property
@@ -211,6 +215,7 @@ class LinearHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
+        catch_up(self)
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         x = checks.scored_features(x, self.in_features, self.device, sparse=not self.keeps_rows)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
@@ -328,6 +333,11 @@ class LinearHead(nn.Module):
     @exclusive
     def add_classes(self, k: int) -> Self:
         """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
+        if self.keeper is not None:
+            raise StoreError(
+                "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
+                "was changed."
+            )
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
         checks.natural(k, "k")
@@ -474,6 +484,7 @@ class LinearHead(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        catch_up(self)
         with self._lock:  # weights and sums of one state
             super()._save_to_state_dict(destination, prefix, keep_vars)
             if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -34,11 +34,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class Keeper(Protocol):
+    """The store that a head belongs to."""
+
+    def catch_up(self) -> None:
+        """Bring the head up to date with changes that other processes have made to the store."""
+
+
+def catch_up(owner: Any) -> None:
+    """Let the store that a head belongs to, if any, bring it up to date before the head is used.
+
+    Nothing happens in the middle of a call, while this thread has the head's lock, nor in compiled code.
+    """
+    if torch.compiler.is_compiling():
+        return
+    keeper = getattr(owner, "keeper", None)
+    if keeper is not None and not owner._lock._is_owned():
+        keeper.catch_up()
+
+
 def exclusive(method: Callable[Concatenate[Self_, P], R]) -> Callable[Concatenate[Self_, P], R]:
     """Run a method alone on its object's lock, without autograd and outside inference mode."""
 
     @functools.wraps(method)
     def wrapped(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():  # type: ignore[attr-defined]
             return method(self, *args, **kwargs)
 

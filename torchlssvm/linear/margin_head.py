@@ -21,7 +21,7 @@ from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
-from torchlssvm.linear.locking import exclusive
+from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
@@ -357,6 +357,7 @@ class MarginHead(LinearHead):
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """Bring w and b up to date, and return them."""
+        catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self.check_whole()
             if self.data_choices.rho_is_open and not self.statistics.empty:

@@ -148,6 +148,11 @@ def waiting_work(store: SampleStore) -> list[str]:
     """List the open tasks of a store, most urgent first, in words for people who answer requests."""
     requests = [r for r in store.requests.all() if r.open]
     out = [f"Request {r.id} is overdue by {counted(-r.days_left, 'day')}." for r in requests if r.overdue]
+    if store.returned:
+        out.append(
+            f"{counted(len(store.returned), 'sample')} held that were erased on request: erase them again (torchlssvm "
+            "suppression apply)."
+        )
     last = max((e.position for e in store.history() if e.kind == "remove"), default=0)
     receipts = len(store.receipts.unwritten())
     if receipts:

@@ -325,6 +325,11 @@ class Database:
         """The error for a file that holds what no store writes."""
         return StoreError(f"{self.path} is damaged: {what}")
 
+    @property
+    def usable(self) -> bool:
+        """False once it is closed, and in a process that was forked since."""
+        return not self.closed and os.getpid() == self._process
+
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:

@@ -78,10 +78,6 @@ class LinearAdapter(SampleAdapter):
         """True if a change was interrupted, also one by a reader that completed the sums."""
         return self.head.torn
 
-    def holds(self, digest: str | None, samples: int) -> bool:
-        """Compare the state with the one that was recorded: by the digest, or else by the number of samples."""
-        return self.digest() == digest if self.exact else self.head.n == samples
-
     def config(self) -> dict[str, Any]:
         """Options that make an empty head like this one, as primitives."""
         return {"type": type(self.head).__name__} | self.head.config()
@@ -241,10 +237,6 @@ class KernelAdapter(SampleAdapter):
     def lock(self) -> AbstractContextManager[Any]:
         """A context that does nothing: a kernel machine has no lock."""
         return nullcontext()
-
-    def holds(self, digest: str | None, samples: int) -> bool:
-        """Compare the number of samples with the one that was recorded."""
-        return self.count == len(self.ids) == samples
 
     def set_options(self, config: dict[str, Any]) -> None:
         """Do nothing: no option of a kernel machine can change."""

@@ -196,6 +196,14 @@ class Journal:
         row = self.db.one(f"SELECT max(position) FROM journal WHERE kind IN ({marks})", CHANGING_KINDS)
         return (row or (None,))[0] or 0
 
+    def erased_since(self, position: int) -> bool:
+        """True if samples were removed, relabelled or replaced after a position: what they were is no longer there."""
+        kinds = "('remove', 'relabel', 'replace')"
+        return (
+            self.db.one(f"SELECT 1 FROM journal WHERE position > ? AND kind IN {kinds} LIMIT 1", (position,))
+            is not None
+        )
+
     def destroy_openings(self) -> None:
         """Destroy the keys of all states but the present one."""
         before = self.last_change()

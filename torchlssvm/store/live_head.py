@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.database import Database
 from torchlssvm.store.head_adapter import HeadAdapter, LinearAdapter
@@ -20,6 +20,9 @@ from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import Snapshots
 
 log = logging.getLogger("torchlssvm.store")
+
+QUICKLY_SUMMED_ROWS = 1024
+"""Below this number of rows it takes less time to sum them than to write and read their sums, whatever their width."""
 
 Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
 """The options of a head, and the choices made from data, as the store keeps them."""
@@ -51,7 +54,9 @@ class LiveHead:
     def prepare(self) -> HeadAdapter:
         """Bring the head in step under the write lock, for a change; StoreError if it was changed from outside."""
         adapter = self.required()
-        if not self.stale and adapter.touched:
+        with adapter.lock:  # a look at the head does not bring it up to date
+            touched = not self.stale and adapter.touched
+        if touched:
             raise StoreError(
                 "the head was changed behind the store's back: samples are added and removed through store.apply only. "
                 "store.restore() brings the head back to what the store says. Nothing was changed."
@@ -77,15 +82,22 @@ class LiveHead:
         if self.position == position - 1:
             self.position = position
 
-    def in_step(self, state: dict[str, Any]) -> bool:
-        """True if the head has the digest, or without one the number of samples, that the state records."""
-        try:
-            return self.required().holds(state["digest"], state["samples"])
-        except TorchLSSVMError as error:  # it was interrupted in the middle of a change
-            log.info("%s: the head cannot be used as it is: %s", self.path, error)
-            return False
-
     # -- changes by others ---------------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Bring the head up to date before it is used; the head itself asks for that.
+
+        While another thread of this process works with the store, the head is as that thread found it. The head of a closed
+        store, and in a forked process, no longer follows.
+        """
+        if not self.db.usable or not self.db.lock.acquire(blocking=False):
+            return
+        try:
+            if self.stale or self.db.changes() != self._seen:
+                with self.db.view():
+                    self.follow()
+        finally:
+            self.db.lock.release()
 
     def follow(self) -> HeadAdapter:
         """Bring the head in step with what the open view or transaction shows."""
@@ -144,54 +156,56 @@ class LiveHead:
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
+        """Restore the head; returns what was done.
+
+        The start is the head itself, or the sums that a writer has published, if samples were only added since: their rows
+        are there to be added. What was removed or changed since is not, and then all rows are summed.
+        """
         state = self.db.get("state")
         position, digest = state["position"], state["digest"]
-        was = self.position
-        self.position = position
+        was, self.position = self.position, position
         if len(self.table) != state["samples"]:
             raise self.db.damaged(f"it holds {len(self.table)} rows, not {state['samples']}")
+        done = None
         if isinstance(adapter, LinearAdapter) and adapter.exact:
-            if trusted and not adapter.empty and self.in_step(state):
-                adapter.note(digest)
-                return "the head was in step"
+            if trusted and not adapter.empty:
+                done = self._roll_forward(adapter, was, position, digest, "the head")
             for path in reversed(self.snapshots.paths()):
-                done = self._load_snapshot(adapter, path, position, digest)
-                if done:
-                    adapter.note(digest)
-                    self._report(done, was != position and "loaded" not in done)
-                    return done
-        adapter.clear()
-        for rows in self.table.batches():
-            adapter.add_rows(rows, self.table.codec)
-        if adapter.digest() != digest:
-            raise self.db.damaged("its rows do not give the digest that was recorded")
+                done = done or self._load_snapshot(adapter, path, position, digest)
+        if done is None:
+            adapter.clear()
+            for rows in self.table.batches():
+                adapter.add_rows(rows, self.table.codec)
+            if adapter.digest() != digest:
+                raise self.db.damaged("its rows do not give the digest that was recorded")
+            done = (
+                f"rebuilt the head from {state['samples']} rows at position {position}"
+                if position
+                else "the store is new"
+            )
         adapter.note(digest)
-        done = (
-            f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"
-        )
-        self._report(done, adapter.exact and was != position)
+        log.info("%s: %s", self.path, done)
         return done
 
     def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:
-        """Restore from a snapshot and the rows added since; None if it cannot be used, else what was done."""
+        """Restore from published sums and the rows added since; None if they cannot be used, else what was done."""
         found = self.snapshots.read(path)
         if found is None:
             return None
         at = found["position"]
         if not 0 <= at <= position or self.journal.chain_at(at).hex() != found["chain"]:
             return None
-        others = self.db.one(
-            "SELECT count(*) FROM journal WHERE position > ? AND kind IN ('remove', 'relabel', 'replace')", (at,)
-        )
-        if others is None or others[0]:  # what was removed or changed since is no longer there to be subtracted
-            return None
         try:
             adapter.load(found["statistics"], self.table.batches(until=at), self.table.codec)
         except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
             return None
-        if adapter.digest() != found["digest"]:
-            return None
         self._snapshot_position = at
+        return self._roll_forward(adapter, at, position, digest, f"the snapshot at position {at}")
+
+    def _roll_forward(self, adapter: LinearAdapter, at: int, position: int, digest: str, start: str) -> str | None:
+        """Add the rows that were added since a position; None unless that gives the digest, else what was done."""
+        if self.journal.erased_since(at):
+            return None
         added = 0
         if at < position:
             for rows in self.table.batches(after=at):
@@ -199,15 +213,7 @@ class LiveHead:
                 added += len(rows)
         if adapter.digest() != digest:
             return None
-        if at == position:
-            return f"loaded the snapshot at position {at}"
-        return f"rolled the snapshot at position {at} forward to {position} by {added} rows"
-
-    def _report(self, done: str, unclean: bool) -> None:
-        if unclean:
-            log.warning("%s was not closed or was changed by another process: %s", self.path, done)
-        else:
-            log.info("%s: %s", self.path, done)
+        return f"rolled {start} forward to {position} by {added} rows" if added else f"loaded {start}"
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -220,12 +226,20 @@ class LiveHead:
                 self.db.put(name, value)
         return now
 
-    def count_rows(self, changed: int) -> None:
-        """Count rows that were changed; write a snapshot when there are enough of them."""
+    def publish(self, changed: int, erased: bool) -> None:
+        """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
+
+        The sums of before an erasure are removed at once. Where rows are few, others sum them faster than they read sums.
+        """
         self._rows_since_snapshot += changed
-        if self._rows_since_snapshot >= self._snapshot_rows:
+        due = self._rows_since_snapshot >= self._snapshot_rows
+        if erased or due:
             with self.db.transaction():
-                self.write_snapshot()
+                if due or self.db.get("state")["samples"] >= QUICKLY_SUMMED_ROWS:
+                    self.write_snapshot()
+                else:
+                    self.snapshots.remove(self.snapshots.paths())
+                    self._snapshot_position = -1
 
     def write_snapshot(self) -> None:
         """Save the statistics beside the store, unless they are saved or not in step. Called under the write lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, SuppressedWarning
 from torchlssvm.events import (
     CPU,
     Add,
@@ -40,6 +41,8 @@ from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
+from torchlssvm.store.erasure import erasure
+from torchlssvm.store.erasure.erasure import Erasure
 from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.erasure.suppression_list import refuse_in_store
@@ -151,7 +154,7 @@ class SampleStore:
         try:
             self._journal, self.table = Journal(self._db), SampleTable(self._db)
             self.suppression = Suppression(self._db, self.table, suppression_key, erased)
-            self.requests = Requests(self._db, self.table, self._journalize)
+            self.requests = Requests(self._db, self.table, self._journal, self._journalize)
             self.receipts = KeptReceipts(self._db)
             self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
             self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
@@ -167,8 +170,12 @@ class SampleStore:
             if lost is not None and not readonly:
                 log.warning("%s Accepted: the journal notes it.", lost)
                 self._journalize(f"rollback-{new_event_id()}", "rollback", [], lambda: None)
+            self._keep_head(self.live)
+            self.returned: list[str] = []
+            """Ids of samples that are held although they were erased on request, as found when the store was opened."""
             if suppression_list is not None:
                 self.use_suppression_list(suppression_list)
+            self._warn_of_returned()
         except BaseException:
             self._db.close()
             raise
@@ -290,7 +297,13 @@ class SampleStore:
                 if not self.readonly:
                     self.live.keep()
             finally:
+                self._keep_head(None)
                 self._db.close()
+
+    def _keep_head(self, keeper: LiveHead | None) -> None:
+        """Let the head ask before each use whether it is up to date, until the store is closed."""
+        if isinstance(self.live.adapter, LinearAdapter):
+            self.live.adapter.head.keeper = keeper
 
     def __enter__(self) -> Self:
         return self
@@ -305,7 +318,12 @@ class SampleStore:
 
     @property
     def head(self) -> Any:
-        """The live head, in step with the store. Change it through :meth:`apply` only."""
+        """The live head. Change its samples through :meth:`apply` only.
+
+        A linear head may be kept and used until the store is closed: before each use it takes over what other processes have
+        written since, from the sums that the writer has published, or from the rows. Read this property again for the same
+        with a kernel machine.
+        """
         with self.view():
             return self.live.follow().head
 
@@ -457,6 +475,7 @@ class SampleStore:
                 "digest": state["digest"],
                 "fingerprint": self.fingerprint,
                 "compacted_at": self.compacted,
+                "returned": len(self.returned),
                 "bytes": sum(file_sizes(self.path)),
                 "created": self._db.get("created"),
             }
@@ -506,7 +525,7 @@ class SampleStore:
         with self._db.held():
             head = self._linear("calibrate")
             _, scores, labels = self.leave_one_out()
-            with self._db.transaction():
+            with self._db.transaction(), head.locked():
                 if self._db.get("state")["position"] != self.live.position:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
                 self.live.stale = True  # until the calibration is kept
@@ -639,7 +658,8 @@ class SampleStore:
         """Write the files beside the database. The events are durable: an error is logged, not raised."""
         try:
             self._witness.write(work.position, chain)
-            self.live.count_rows(sum(len(done.ids) for done in work.done))
+            erased = any(done.event.kind != "add" for done in work.done)
+            self.live.publish(sum(len(done.ids) for done in work.done), erased)
         except (OSError, StoreError) as error:
             log.warning(
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
@@ -702,14 +722,91 @@ class SampleStore:
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Keep out who is on a list from now on; returns the ids of samples that are held although they are on it.
 
-        The list is made if it is not there. A store uses one list for ever; after a move this says where it is now.
+        The list is made if it is not there. A store cannot change to another list; after a move this says where it is now.
         """
         self._check_writable()
         with self._db.held():
             if self.suppression.path != str(Path(path).absolute()):
                 with self._db.transaction():
                     self.suppression.bind(path)
-            return self.suppression.held()
+            self.returned = self._compare_with_list()
+            return self.returned
+
+    def _compare_with_list(self) -> list[str]:
+        """The ids of samples that are held although they are on the suppression list; if there are none, that is noted."""
+        used = self.suppression.opened()
+        if used is None:
+            raise StoreError(f"{self.path} uses no suppression list")
+        head, held = used.head, self.suppression.held()
+        if not held and not self.readonly:
+            with self._db.transaction():
+                self.suppression.note_clean(head)
+        return held
+
+    def _warn_of_returned(self) -> None:
+        """Warn of samples that are held although they are on the suppression list.
+
+        All samples are compared only if the list has changed since none was on it, and only with the key.
+        """
+        try:
+            held = [] if self.suppression.compared else self._compare_with_list()
+        except (StoreError, ValueError) as error:
+            told, held = f"cannot be compared with its suppression list: {error}", []
+        else:
+            told = f"holds {len(held)} samples that were erased on request, the first is {held[0]!r}." if held else ""
+        if told:
+            warnings.warn(
+                f"{self.path} {told} An old copy may have been put back, or an erasure was interrupted: torchlssvm "
+                "suppression apply, or store.erase_returned(), erases these samples again.",
+                SuppressedWarning,
+                stacklevel=3,
+            )
+        self.returned = held
+
+    def erase(
+        self,
+        subjects: Any = (),
+        ids: Any = (),
+        *,
+        request: str | None = None,
+        event_id: str | None = None,
+        receipt: str | os.PathLike[str] | None = None,
+        compact: bool = False,
+        certificate: str | os.PathLike[str] | None = None,
+        key: Any = None,
+    ) -> Erasure:
+        """Erase subjects, samples, or all whom a request names, and write what an answer needs.
+
+        The samples go first, then the receipt is written, then the bytes are destroyed, then the certificate is written. Each
+        step is durable before the next. **After a crash the same call finishes what is missing**: with a request, or with the
+        ``event_id`` of the first call.
+
+        Args:
+            subjects: one or several.
+            ids: samples by their ids.
+            request: an open request (:attr:`requests`); without subjects and ids, all that is held of those it names.
+            event_id: of the erasure (default: a random one).
+            receipt: file of the receipt, outside the store, which names who was erased.
+            compact: destroy the bytes too, see :meth:`compact`.
+            certificate: file of the certificate.
+            key: signs the certificate, see :meth:`certificate`.
+        """
+        return erasure.erase(
+            self, subjects, ids, request=request, event_id=event_id, receipt=receipt, compact=compact,
+            certificate=certificate, key=key,
+        )  # fmt: skip
+
+    def erase_returned(self, **files: Any) -> Erasure | None:
+        """Erase the samples that are held although they are on the suppression list; None if there are none.
+
+        For a store that an old copy was put back of. ``files``: ``receipt``, ``compact``, ``certificate`` and ``key``, as for
+        :meth:`erase`. StoreError without the key of the list.
+        """
+        self._check_writable()
+        held = self._compare_with_list()
+        done = self.erase(ids=held, **files) if held else None
+        self.returned = self._compare_with_list()
+        return done
 
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
         """Allow a lawful return: take names off the suppression list, with an entry in the journal; returns their number.

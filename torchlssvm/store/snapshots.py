@@ -48,19 +48,24 @@ def sync_folder(path: Path) -> None:
             os.close(handle)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file at once: readers see the old content or the new one, never a part."""
+def write_durably(path: Path, data: bytes, sync: bool = True) -> None:
+    """Replace a file at once: readers see the old content or the new one, never a part.
+
+    ``sync=False``: after a power failure it may be torn. That is for files that are checked when they are read.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)  # on a full disk its room is needed
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 class Snapshots:
@@ -88,7 +93,7 @@ class Snapshots:
         head = {"format": SNAPSHOT_FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
         torch.save(head | {"statistics": state}, buffer)
         path = self.folder / f"{position:012d}{SNAPSHOT_SUFFIX}"
-        write_durably(path, buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest())
+        write_durably(path, buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest(), sync=False)
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import StoreError
 from torchlssvm.events import as_list, check_free_text, check_text
 from torchlssvm.store.database import Database
-from torchlssvm.store.journal import commitments, now
+from torchlssvm.store.journal import Journal, commitments, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.transaction import AppliedEvent
 
@@ -110,12 +110,12 @@ class Requests:
     """The requests of one store.
 
     Args:
-        db, table: of the store.
+        db, table, journal: of the store.
         journalize: appends an entry (event id, kind, commitments) to the journal and calls a function in the same transaction.
     """
 
-    def __init__(self, db: Database, table: SampleTable, journalize: Journalize):
-        self.db, self.table, self._journalize = db, table, journalize
+    def __init__(self, db: Database, table: SampleTable, journal: Journal, journalize: Journalize):
+        self.db, self.table, self.journal, self._journalize = db, table, journal, journalize
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -239,6 +239,13 @@ class Requests:
                 raise ValueError(
                     f"the names of the request {request_id!r} are no longer kept, so a text cannot be checked for them: close "
                     "it without an answer, after a certificate. Nothing was changed."
+                )
+            last = max((e.position for e in map(self.journal.of, request.events) if e is not None), default=0)
+            if last > self.db.get("compacted"):
+                raise ValueError(
+                    f"samples of the request {request_id!r} are erased, but their bytes may still be in the files: finish it "
+                    f"with torchlssvm remove {self.db.path.parent} --request {request_id} --compact --certificate FILE. "
+                    "Nothing was changed."
                 )
             check_free_text(answer, "answer", [*request.named("subject"), *request.named("id")])
             if request.skipped and not answer:

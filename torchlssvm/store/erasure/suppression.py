@@ -1,7 +1,10 @@
 """A store's use of a suppression list: samples that were erased on request stay out.
 
-The record "suppression" of a store names the list and the end of its chain of changes when the store last wrote to it, so
-that another list, or an older copy, is noticed. The key is not in there.
+The record "suppression" of a store names the list and the end of its chain of changes when the store last wrote to it
+(``head``), so that another list, or an older copy, is noticed. ``clean`` is the end of the chain when no sample of the store
+was on the list. What is added later is compared with the list. So all samples are compared only when the list has changed
+since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries. The key is not in
+there.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Suppression:
             found = SuppressionList(path, key)
         if record is not None:
             self._check_list(found, record)
-        self._note(found, found.head)
+        self._note(found, found.head, "" if record is None else record.get("clean", ""))
         return found
 
     def _check_list(self, found: SuppressionList, record: dict[str, str]) -> None:
@@ -103,8 +106,9 @@ class Suppression:
                 "Put the newer one back."
             )
 
-    def _note(self, used: SuppressionList, head: bytes) -> None:
-        self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "head": head.hex()})
+    def _note(self, used: SuppressionList, head: bytes, clean: str) -> None:
+        record = {"path": str(used.path), "list": used.name, "head": head.hex(), "clean": clean}
+        self.db.put(SUPPRESSION_RECORD, record)
 
     # -- keeping samples out -------------------------------------------------------------------------------------------
 
@@ -150,7 +154,9 @@ class Suppression:
             tags += [used.tag("id", i) for i in removal.ids]
             if removal.event.ids is None:
                 tags.append(used.tag("subject", removal.event.subject))
-        self._note(used, used.enter(tags))
+        before, head = used.enter(tags)
+        clean = self._record().get("clean", "")
+        self._note(used, head, head.hex() if clean == before.hex() else clean)
 
     def held(self) -> list[str]:
         """The ids of samples that are held although they are on the list: an erasure was interrupted, or a copy put back."""
@@ -158,6 +164,16 @@ class Suppression:
         for ids, subjects in self.table.names():
             found += [i for i, gone in zip(ids, self.erased(ids, subjects), strict=True) if gone]
         return found
+
+    @property
+    def compared(self) -> bool:
+        """True if no sample was on the list when they were last compared, and the list has not changed since."""
+        record = self._record()
+        return record is None or SuppressionList.head_of(record["path"]).hex() == record.get("clean")
+
+    def note_clean(self, head: bytes) -> None:
+        """Note, inside a transaction, that no sample is on the list whose chain of changes ends in ``head``."""
+        self.db.put(SUPPRESSION_RECORD, self._record() | {"clean": head.hex()})
 
     # -- lawful return -------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class SuppressionList:
     >>> import tempfile
     >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
     >>> tags = [listed.tag("subject", "u42"), listed.tag("id", "photo-7")]
-    >>> head = listed.enter(tags[:1])
+    >>> _, head = listed.enter(tags[:1])
     >>> len(listed), [tag in listed.find(tags) for tag in tags], listed.extends(head)
     (1, [True, False], True)
     """
@@ -137,6 +137,13 @@ class SuppressionList:
         sync_folder(place.parent)
         return cls(place, key)
 
+    @staticmethod
+    def head_of(path: str | os.PathLike[str]) -> bytes:
+        """The end of the chain of changes of a list, which can be read without the key."""
+        found = SuppressionList.__new__(SuppressionList)
+        found.path = Path(path).absolute()
+        return found.head
+
     @contextmanager
     def _connected(self, new: bool = False) -> Iterator[sqlite3.Connection]:
         """Open the file for one piece of work; SQLite's errors come out as StoreErrors that name it."""
@@ -147,7 +154,7 @@ class SuppressionList:
         if not self.path.exists():
             raise StoreError(
                 f"the suppression list {self.path} is not there: without it nobody can tell who was erased. Put it back, or "
-                "say where it is now: torchlssvm suppression STORE --list FILE"
+                "say where it is now: torchlssvm suppression use STORE --list FILE"
             )
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
@@ -230,19 +237,19 @@ class SuppressionList:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def enter(self, tags: Iterable[bytes]) -> bytes:
-        """Make entries, durable when this returns; returns :attr:`head`."""
+    def enter(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
+        """Make entries, durable when this returns; returns :attr:`head` before and after."""
         return self._change("INSERT OR IGNORE INTO entries VALUES (?)", 1, tags)
 
-    def withdraw(self, tags: Iterable[bytes]) -> bytes:
-        """Take entries off the list; returns :attr:`head`."""
+    def withdraw(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
+        """Take entries off the list; returns :attr:`head` before and after."""
         return self._change("DELETE FROM entries WHERE tag = ?", -1, tags)
 
-    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> bytes:
+    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
-            head = self._head(connection)
+            before = head = self._head(connection)
             if changed:
                 head = self._link(head, "+" if sign > 0 else "-", changed)
                 connection.execute("INSERT INTO heads VALUES (?)", (head,))
@@ -251,7 +258,7 @@ class SuppressionList:
                     values[name] = str((self._counted(connection, name) + sign * more) % SUM_MODULUS)
                 connection.executemany("UPDATE list SET value = ? WHERE name = ?", ((v, n) for n, v in values.items()))
             connection.execute("COMMIT")
-            return head
+            return before, head
 
 
 def sum_of(tags: Iterable[bytes]) -> int:

@@ -1,0 +1,154 @@
+"""An erasure from beginning to end: samples, receipt, compaction, certificate, in this order.
+
+Each step is durable before the next one begins, and a step that was taken is not taken again. After a crash the same call
+finishes what is missing: for a request the journal knows its erasures, otherwise the id of the event does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.receipt import ErasureReceipt
+from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
+from torchlssvm.events import Remove, check_text
+from torchlssvm.store.erasure.requests import name_list
+from torchlssvm.store.erasure.suppression_list import refuse_in_store
+from torchlssvm.store.transaction import EventResult
+
+if TYPE_CHECKING:
+    from torchlssvm.store.sample_store import Compaction, SampleStore
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Result of :meth:`SampleStore.erase <torchlssvm.store.SampleStore.erase>`.
+
+    Attributes:
+        results: of the Remove events of this call, one for each subject and one for the ids; empty if an earlier call has
+            removed the samples.
+        event_ids: all erasures that the receipt and the certificate are about.
+        still_held: names of the request of which samples are still held.
+        receipt: the file that was written, or found there from an earlier call; None without one.
+        compaction: None if it was not asked for, or done before.
+        certificate: None if it was not asked for.
+        unfinished: why the store could not be compacted; the same call later finishes it.
+    """
+
+    results: list[EventResult]
+    event_ids: list[str]
+    still_held: list[str]
+    receipt: Path | None
+    compaction: Compaction | None
+    certificate: Certificate | None
+    unfinished: StoreBusyError | None = None
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that this call removed."""
+        return sum(result.samples for result in self.results if result.applied)
+
+
+def erase(
+    store: SampleStore,
+    subjects: Any = (),
+    ids: Any = (),
+    *,
+    request: str | None = None,
+    event_id: str | None = None,
+    receipt: str | os.PathLike[str] | None = None,
+    compact: bool = False,
+    certificate: str | os.PathLike[str] | None = None,
+    key: Any = None,
+) -> Erasure:
+    """See :meth:`SampleStore.erase <torchlssvm.store.SampleStore.erase>`."""
+    owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
+    if not owners and not samples and request is None:
+        raise ValueError("name at least one subject, id or request")
+    if event_id is not None and len(owners) + bool(samples) > 1:
+        raise ValueError("event_id names one event: erase one subject, or samples by their ids")
+    named = owners or samples
+    if request is not None and not named:
+        owners, samples = held_of_request(store, request)
+    given = {} if event_id is None else {"event_id": check_text(event_id, "event_id")}
+    events = [Remove(subject=s, **given) for s in owners] + ([Remove(ids=samples, **given)] if samples else [])
+    earlier = [] if request is None else store.requests.get(request).events
+    done = list(dict.fromkeys([*earlier, *(event.event_id for event in events)]))
+    for path, kind in ((receipt, ErasureReceipt), (certificate, Certificate)):
+        if path is not None:
+            check_place(path, kind, done)
+    results = store.apply(events, request=request, keep_receipt=receipt is not None) if events else []
+    if not done:
+        raise nothing_held(store, request)
+    store.refresh()
+    written = None if receipt is None else write_receipt(store, done, Path(receipt))
+    last = max(entry.position for entry in store.history() if entry.event_id in done)
+    compaction, unfinished = None, None
+    if compact and store.compacted < last:
+        try:
+            compaction = store.compact()
+        except StoreBusyError as error:
+            unfinished = error
+    made = None
+    if certificate is not None:
+        made = store.certificate([*([request] if request else []), *done], key)
+        made.save(certificate)
+        if request is not None:
+            store.requests.certified(done)
+    still_held = [] if request is None else store.requests.still_held(store.requests.get(request))
+    names = [n.name for n in still_held if n.name is not None]
+    return Erasure(results, done, names, written, compaction, made, unfinished)
+
+
+def held_of_request(store: SampleStore, request_id: str) -> tuple[list[str], list[str]]:
+    """The subjects of a request of whom samples are held, and the ids it names that are held and not of these subjects."""
+    request = store.requests.get(request_id)
+    subjects = [s for s in request.named("subject") if store.find(subject=s)]
+    ids = [i for i in request.named("id") if i in store]
+    owners = store.get(ids).subjects if ids else []
+    return subjects, [i for i, owner in zip(ids, owners, strict=True) if owner not in subjects]
+
+
+def nothing_held(store: SampleStore, request: str | None) -> RemovalError:
+    """The error for a request of which nothing is held and nothing was erased."""
+    if any(entry.kind == "remove" and entry.position > store.compacted for entry in store.history()):
+        advice = f"samples were erased without it, and their bytes may still be there: torchlssvm compact {store.path}"
+    else:
+        advice = f"answer it with torchlssvm request close {store.path} {request} --answer TEXT"
+    return RemovalError(f"nothing is held of those whom the request {request!r} names: {advice}")
+
+
+def check_place(path: str | os.PathLike[str], kind: type[ErasureReceipt] | type[Certificate], done: list[str]) -> None:
+    """ValueError if a file cannot be written at a path. A file that an earlier call wrote for these erasures is replaced."""
+    place = Path(path)
+    if not place.absolute().parent.is_dir():
+        raise ValueError(f"{place.absolute().parent} is not a folder: {place.name} cannot be written there")
+    refuse_in_store(place)
+    if not os.path.lexists(place):
+        return
+    try:
+        events = {event["event_id"] for event in kind.load(place).events}
+    except (OSError, ValueError, VerificationError):
+        events = set()
+    if not done or events.isdisjoint(done):
+        raise ValueError(f"{place} exists already, and is not about this erasure: choose another name")
+
+
+def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path | None:
+    """Write the receipt of erasures, unless that is done; None if it was written elsewhere."""
+    waiting = [event_id for event_id in store.receipts.unwritten() if event_id in done]
+    if not waiting:
+        return path if path.exists() else None
+    path.unlink(missing_ok=True)  # of a call that ended before the store has noted it
+    try:
+        store.write_receipt([e for e in store.receipts.all() if e in done], path)
+    except OSError as error:
+        raise OSError(
+            f"the samples are erased, but their receipt is not written ({error}): nothing is lost until the store is "
+            f"compacted. torchlssvm receipt {store.path} --out FILE writes it"
+        ) from error
+    return path
