@@ -8,6 +8,7 @@ import torch
 
 from tests.support.cli_tools import ADD, GRID, J, K, N, Shell, write
 from torchlssvm import MarginHead
+from torchlssvm.errors import StoreBusyError
 from torchlssvm.store import SampleStore
 
 
@@ -61,19 +62,17 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     assert "Settings chosen before the erasure and kept: rho." in page
 
 
-def test_a_choice_that_another_process_overtook_is_not_acknowledged(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_rho_is_chosen_other_writers_wait(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     write(shell.folder)
     shell("init", "s", "--in-features", J, "--classes", K, "--grid", "16", "--head", "margin")
     shell(*ADD)
     select_rho = MarginHead.select_rho
 
     def slow(head: MarginHead, **options: str) -> object:
-        with SampleStore(shell.folder / "s") as other:
+        with SampleStore(shell.folder / "s", timeout=0.05) as other, pytest.raises(StoreBusyError):
             other.set_rho(0.125)
         return select_rho(head, **options)
 
     monkeypatch.setattr(MarginHead, "select_rho", slow)
-    assert "try again" in shell("set", "s", "--rho", "kfold", code=4)
-    assert shell.json("stats", "s")["rho"] == "0.125, as given"
+    shell("set", "s", "--rho", "kfold")
+    assert "k-fold" in shell.json("stats", "s")["rho"]

@@ -51,9 +51,10 @@ def test_a_killed_erasure_is_finished_by_the_same_call(
     def killed(*_: Any, **__: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(owner, step, killed)
-        store.erase(request=request, **files)
+        with pytest.raises(Killed):
+            store.erase(request=request, **files)
     store._db.connection.close()  # as the end of the process does
     with SampleStore(tmp_path / "store") as again:
         if "compacted" not in again.requests.get(request).steps:
@@ -62,7 +63,8 @@ def test_a_killed_erasure_is_finished_by_the_same_call(
         again.erase(request=request, **files)
         certificate = Certificate.load(tmp_path / "c.json")
         receipt = ErasureReceipt.load(tmp_path / "r.json")
-        assert certificate.compacted and certificate.erased == 4
+        assert certificate.compacted
+        assert certificate.erased == 4
         receipt.check(certificate)
         assert receipt.subjects == ["customer-1"]
         assert again.requests.get(request).skipped == []
@@ -115,10 +117,9 @@ def test_an_old_copy_with_erased_samples_is_noticed_and_cleaned(
         gone = store.head.digest()
     shutil.rmtree(tmp_path / "store")
     shutil.copytree(tmp_path / "backup", tmp_path / "store")
-    with (
-        pytest.warns(SuppressedWarning, match="4 samples"),
-        SampleStore(tmp_path / "store", suppression_key=key) as store,
-    ):
+    with pytest.warns(SuppressedWarning, match="4 samples"):
+        store = SampleStore(tmp_path / "store", suppression_key=key)
+    with store:
         assert store.stats()["returned"] == 4
         assert any("suppression apply" in line for line in waiting_work(store))
     with pytest.warns(SuppressedWarning, match="key"), SampleStore(tmp_path / "store", readonly=True):
@@ -133,7 +134,8 @@ def test_an_old_copy_with_erased_samples_is_noticed_and_cleaned(
         assert (store.head.digest(), store.returned) == (gone, [])
         assert store.history()[-1].kind == "remove"
     certificate = Certificate.load(tmp_path / "c.json")
-    assert certificate.erased == 4 and certificate.compacted
+    assert certificate.erased == 4
+    assert certificate.compacted
     assert main(["stats", str(tmp_path / "store")]) == 0
     assert "erased on request" not in capsys.readouterr().err
 

@@ -41,7 +41,7 @@ def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[l
     from torchlssvm.store.erasure.erasure import held_of_request
 
     if options.subject is not None or options.id is not None:
-        return options.subject or [], options.id or []
+        return list(dict.fromkeys(options.subject or ())), list(dict.fromkeys(options.id or ()))
     if options.request is None:
         raise UsageError("one of the arguments --subject --id --request is required")
     return held_of_request(store, options.request)

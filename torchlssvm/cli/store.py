@@ -160,7 +160,6 @@ def is_finished(options: argparse.Namespace) -> bool:
 )
 def set_options(options: argparse.Namespace) -> int:
     """Set the options that are given, and print the values in use."""
-    from torchlssvm.errors import StoreBusyError
     from torchlssvm.linear import MarginHead
 
     if options.rho is None and options.class_weight is None:
@@ -176,16 +175,10 @@ def set_options(options: argparse.Namespace) -> int:
                     "this store keeps no sums per class, which class weights need: make another one with "
                     "torchlssvm init --class-weight W, and add the samples to it"
                 )
-            head.class_weight = as_weights(options.class_weight)  # written when the store closes
-            store.refresh()
-        if options.rho in ("kfold", "loo"):
-            head.select_rho(method=options.rho)  # likewise
-        elif options.rho is not None:
+            store.set_class_weight(as_weights(options.class_weight))
+        if options.rho is not None:
             store.set_rho(options.rho)
         said = options_in_use(head)
-    with open_store(options, readonly=True) as store:
-        if options_in_use(store.head) != said:
-            raise StoreBusyError(f"{options.store} was changed by another process meanwhile: try again")
     weights = said["class_weight"]
     text = f"rho is {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
     return emit(options, said, text)

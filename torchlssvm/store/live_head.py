@@ -259,7 +259,8 @@ class LiveHead:
         """
         if self.adapter is None or self.stale:
             return
-        if (self.adapter.config(), self.adapter.chosen()) != self.options:
+        discarded = self._seen == -1
+        if not discarded and (self.adapter.config(), self.adapter.chosen()) != self.options:
             try:
                 with self.db.transaction():
                     stored = (self.db.get("head"), self.db.get("chosen", None))

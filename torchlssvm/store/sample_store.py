@@ -544,35 +544,43 @@ class SampleStore:
             return None
         if not self.readonly and adapter.head.data_choices.rho_rule is not None:
             try:
-                self._set_rho(None)
+                self._set_option(lambda head: None)
             except (StoreBusyError, StoreDiskError) as error:
                 log.warning("%s: rho is not chosen again: %s", self.path, error)
         return adapter.head.rho
 
     def set_rho(self, value: float | str) -> float:
-        """Set rho of the head, a number or ``"gcv"`` (chosen from the samples), and keep it; returns the value in use."""
+        """Set rho of the head, and keep it; returns the value in use.
+
+        A number, or chosen from the samples: ``"gcv"`` for an :class:`~torchlssvm.LSSVMHead`, ``"kfold"`` or ``"loo"`` for a
+        :class:`~torchlssvm.MarginHead`. Other writers wait while it is chosen.
+        """
+        if value in ("kfold", "loo"):
+            self._set_option(lambda head: head.select_rho(method=value))
+        else:
+            self._set_option(lambda head: setattr(head, "rho", value))
+        return float(self.head.rho)
+
+    def set_class_weight(self, value: Any) -> None:
+        """Set the class weights of the head, and keep them: None, "balanced", "complement" or numbers (K,)."""
+        self._set_option(lambda head: setattr(head, "class_weight", value))
+
+    def _set_option(self, change: Callable[[Any], Any]) -> None:
+        """Change an option of the head, choose rho again by its rule if it has one, and keep both."""
         self._check_writable()
         with self._db.held():
-            self._linear("rho")
-            return self._set_rho(value)
-
-    def _set_rho(self, value: float | str | None) -> float:
-        """Set rho, or choose it again by its rule (None), and keep it."""
-        with self._db.held():
-            adapter = self.live.required()
+            head = self._linear("options")
             try:
-                with self._db.transaction():
+                with self._db.transaction(), head.locked():
                     self.live.prepare()
-                    if value is not None:
-                        adapter.head.rho = value
-                    if isinstance(adapter.head, LSSVMHead):
-                        adapter.head._refresh_rho()
+                    change(head)
+                    if isinstance(head, LSSVMHead):
+                        head._refresh_rho()
                     options = self.live.save_options()
             except BaseException:
                 self.live.discard_options()
                 raise
             self.live.options = options
-            return float(adapter.head.rho)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
