@@ -75,4 +75,4 @@ def test_while_rho_is_chosen_other_writers_wait(shell: Shell, monkeypatch: pytes
 
     monkeypatch.setattr(MarginHead, "select_rho", slow)
     shell("set", "s", "--rho", "kfold")
-    assert "k-fold" in shell.json("stats", "s")["rho"]
+    assert "kfold" in shell.json("stats", "s")["rho"]

@@ -759,7 +759,7 @@ class SampleStore:
         try:
             held = [] if self.suppression.compared else self._compare_with_list()
         except (StoreError, ValueError) as error:
-            told, held = f"cannot be compared with its suppression list: {error}", []
+            told, held = f"cannot be compared with its suppression list ({error}).", []
         else:
             told = f"holds {len(held)} samples that were erased on request, the first is {held[0]!r}." if held else ""
         if told:
