@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.linear.attach import find_last_layer
+from torchlssvm.features.last_layer import find_last_layer
 from torchlssvm.untrusted import check_regular, load_tensors
 
 __all__ = ["AUTO", "build", "load_pt", "preprocessing"]

@@ -333,7 +333,6 @@ class OwnForward(nn.Sequential):
 
 
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {
-    "odd name": lambda: Named("embedding"),
     "norm last": lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)),
     "statistics last": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)),
     "PReLU last": lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU()),
@@ -415,10 +414,46 @@ def test_backbone_not_pooled() -> None:
         clf(torch.randn(2, 3, 5, 5))
 
 
-@pytest.mark.parametrize(("after", "what"), [(lambda x: (x, x), "tuple"), (lambda x: {"logits": x}, "dict")])
-def test_backbone_that_gives_no_tensor(after: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"\(B, 6\).*{what}"):
-        attach(Named("fc", after), 2, head=Recorder()).features(torch.randn(2, 3, 5, 5))
+def test_backbone_that_gives_no_tensor() -> None:
+    with pytest.raises(ValueError, match=r"\(B, 6\).*tuple"):
+        attach(Named("fc", lambda x: (x, x)), 2, head=Recorder()).features(torch.randn(2, 3, 5, 5))
+
+
+def test_dict_outputs_are_taken_by_key() -> None:
+    images = torch.randn(2, 3, 5, 5)
+    expected = attach(Named("fc"), 2, head=Recorder())
+    only = attach(Named("fc", lambda x: {"logits": x, "map": x[:, :, None]}), 2, head=Recorder())
+    only.backbone.load_state_dict(expected.backbone.state_dict())
+    assert torch.equal(only.features(images), expected.features(images))
+
+    def two(x: Tensor) -> dict[str, Tensor]:
+        return {"a": x, "b": -x}
+
+    with pytest.raises(ValueError, match="output='name'"):
+        attach(Named("fc", two), 2, head=Recorder()).features(images)
+    network = Named("fc", two)
+    network.load_state_dict({**network.state_dict(), **expected.backbone.state_dict()})
+    assert torch.equal(attach(network, 2, head=Recorder(), output="b").features(images), -expected.features(images))
+    with pytest.raises(ValueError, match="'c'"):
+        attach(Named("fc", two), 2, head=Recorder(), output="c").features(images)
+
+
+@pytest.mark.parametrize("layer", [None, "_fc"])
+def test_a_layer_with_an_unusual_name(layer: str | None) -> None:
+    model, images = Named("_fc"), torch.randn(2, 3, 5, 5)
+    expected = layer_input(model, "_fc", images)
+    clf = attach(model, 2, head=Recorder(), layer=layer)
+    assert isinstance(model.get_submodule("_fc"), nn.Identity)
+    assert torch.equal(clf.features(images), expected)
+
+
+@pytest.mark.parametrize(("layer", "fact"), [("nothing", "_fc"), ("bn", "BatchNorm2d")])
+def test_a_layer_that_cannot_be_replaced(layer: str, fact: str) -> None:
+    model = Named("_fc")
+    before = state(model)
+    with pytest.raises(ValueError, match=fact):
+        attach(model, 2, layer=layer)
+    assert_same_state(model, before)
 
 
 # ------------------------------------------------------------------------------------------------------------ options

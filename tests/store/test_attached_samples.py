@@ -100,7 +100,7 @@ def test_add_takes_a_loader_wholly_or_not_at_all(data):
 def test_a_fit_that_fails_leaves_the_head_as_it_was(data):
     x, y, *_ = data
     clf = attach(network(), K)
-    with pytest.raises(ValueError, match="tensors x and y"):
+    with pytest.raises(ValueError, match="a tensor y"):
         clf.fit([(x[:20], y[:20]), (x[20:], y[20:].tolist())])
     assert clf.head.n == 0
     before = clf.fit([(x[:20], y[:20])]).head.digest()
@@ -121,7 +121,7 @@ def test_a_kernel_machine_takes_a_loader_too(data):
     assert len(clf.head.ids) == N
     ids = clf.add([(x[:5], y[:5])])
     assert len(ids) == 5
-    with pytest.raises(ValueError, match="tensors"):
+    with pytest.raises(ValueError, match="a tensor y"):
         clf.add([(x[:5], y[:5]), "no batch"])
     assert len(clf.head.ids) == N + 5
     assert len(clf.fit(pairs(data)).head.ids) == N

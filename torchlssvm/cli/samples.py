@@ -132,7 +132,8 @@ def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[ImageF
         raise ValueError("this store has no backbone: it was made without init --backbone NAME")
     folder = ImageFolder(options.images, options.subjects, options.by_position)
     with progress(options, f"loading {kept.backbone}"):
-        backbone = Backbone(kept.backbone, options.weights or kept.weights or DEFAULT_WEIGHTS, classes, store.head)
+        weights = options.weights or kept.weights or DEFAULT_WEIGHTS
+        backbone = Backbone(kept.backbone, weights, classes, store.head, **kept.network)
     if backbone.fingerprint != store.fingerprint:
         raise ValueError(
             f"the weights or the preprocessing of {kept.backbone} are not those the store was made for: its fingerprint is "

@@ -63,15 +63,25 @@ if TYPE_CHECKING:
         option("--fingerprint", metavar="F", help="name of the network that features from files come from"),
     ),
     option("--weights", metavar="FILE", help="state_dict of the backbone (default: torchvision's weights)"),
+    option(
+        "--layers",
+        metavar="last|blocks|all|NAMES",
+        help="layers of the backbone that the head learns from (default: last); names and patterns with commas between",
+    ),
+    option("--pool", metavar="mean|std|...", help="how a layer is pooled (default: mean); several with commas between"),
+    option("--max-features", type=count, metavar="J", help="most columns of several layers (default: 4096)"),
+    option("--views", metavar="flip", help="average the features of each image and its mirror image"),
     changes="the store was made",
 )
 def init(options: argparse.Namespace) -> int:
     """Make the head, then the store. A store that was not finished because of a crash is completed."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
+    from torchlssvm.store.database import NETWORK_NOTE
 
-    if options.weights is not None and options.backbone is None:
-        raise UsageError("--weights needs --backbone")
+    for name in ("weights", "layers", "pool", "max_features", "views"):
+        if getattr(options, name) is not None and options.backbone is None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --backbone")
     if options.in_features is None and options.backbone is None:
         raise UsageError("give --in-features J or --backbone NAME")
     if options.rho in ("gcv", "kfold", "loo") and (options.head, options.rho) != ("lssvm", "gcv"):
@@ -87,7 +97,7 @@ def init(options: argparse.Namespace) -> int:
     classes = len(names) or options.classes
     settings = Settings(names)
     try:
-        head, source = make_head(options, classes, settings)
+        head, source, network = make_head(options, classes, settings)
     except (MemoryError, RuntimeError) as error:
         raise ValueError(f"such a head cannot be made: {error}") from error
     if options.in_features not in (None, head.in_features):
@@ -95,6 +105,8 @@ def init(options: argparse.Namespace) -> int:
     with SampleStore(options.store, head, fingerprint=source, timeout=options.timeout) as store:
         if exists and (store.note(SETTINGS_NOTE) is not None or store.position):
             raise already  # another process was faster
+        if network is not None:
+            store.set_note(NETWORK_NOTE, network)
         store.set_note(SETTINGS_NOTE, asdict(settings))
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
     bound = f", for the images that {options.backbone} sees" if options.backbone else ""
@@ -103,8 +115,8 @@ def init(options: argparse.Namespace) -> int:
     )
 
 
-def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None]:
-    """Make the head, and the fingerprint of the network in front of it; note that network in the settings."""
+def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None, str | None]:
+    """Make the head, the fingerprint of the network in front of it and its description; note that network in the settings."""
     from torchlssvm.functional.grid import as_grid
     from torchlssvm.linear import head_class
 
@@ -112,14 +124,26 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     build["rho"] = options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
-        return head_class(options.head)(options.in_features, classes, **build), options.fingerprint
+        return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
     from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.features.description import describe_network
 
     weights = options.weights or DEFAULT_WEIGHTS
     settings.backbone = options.backbone
     settings.weights = weights if weights == DEFAULT_WEIGHTS else str(Path(weights).absolute())
-    backbone = Backbone(options.backbone, weights, classes, options.head, **build)
-    return backbone.classifier.head, backbone.fingerprint
+    lists = {"layers": options.layers, "pool": options.pool, "views": options.views}
+    settings.network = {name: split_names(text) for name, text in lists.items() if text is not None}
+    if options.max_features is not None:
+        settings.network["max_features"] = options.max_features
+    backbone = Backbone(options.backbone, weights, classes, options.head, **settings.network, **build)
+    return backbone.classifier.head, backbone.fingerprint, describe_network(backbone.classifier.backbone)
+
+
+def split_names(text: str) -> list[str] | str:
+    """Names with commas between as a list; the name of a set of layers as it is."""
+    from torchlssvm.features.layer_taps import LAYER_SETS
+
+    return text if text in LAYER_SETS else [name.strip() for name in text.split(",")]
 
 
 def as_weights(given: str | list[float] | None) -> Any:

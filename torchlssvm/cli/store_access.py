@@ -95,12 +95,14 @@ def refuse_inside_store(out: Path, store: Path | None = None) -> None:
 class Settings:
     """Names of the classes, and the network that features come from.
 
-    ``classes``: the names of labels 0, 1, ...; there may be fewer of them than labels, or none at all.
+    ``classes``: the names of labels 0, 1, ...; there may be fewer of them than labels, or none at all. ``network``: options
+    of :func:`torchlssvm.attach` for the layers that features come from.
     """
 
     classes: list[str] = field(default_factory=list)
     backbone: str | None = None
     weights: str | None = None
+    network: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, store: SampleStore) -> Settings:

@@ -6,6 +6,7 @@ projection is drawn from a seed. A head on these features therefore unlearns as 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchlssvm.features.last_layer import find_last_layer
 from torchlssvm.functional.projection import project, sign_weights
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS, normalized
 
@@ -23,9 +25,6 @@ POOLS = ("mean", "std", "cls", "grid2", "grid3", "grid4")
 LAYER_SETS = ("last", "blocks", "all")
 """Names for sets of layers; any other value of ``layers`` is a module name, a pattern, or a list of them."""
 
-VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)}
-"""Fixed transforms by name: "flip" is the mirror image."""
-
 
 class LayerTaps(nn.Module):
     """Frozen network in, features (B, J) of several of its layers out.
@@ -34,17 +33,17 @@ class LayerTaps(nn.Module):
     ``max_features``, multiply them by a fixed random matrix of signs. Layers keep columns of their own (``groups``), so that
     ``head.select(groups=taps.groups)`` can choose among them.
 
-    **The network passed in is frozen** and put in eval mode. Its weights and its layers stay as they are.
+    **The network passed in is frozen** and put in eval mode. Its weights and its layers stay as they are. When an error is
+    raised the network is as it was.
 
     Args:
         model: any ``nn.Module``: a classifier of torchvision or timm, an encoder of Hugging Face transformers, your own.
-        layers: ``"blocks"`` (the output of every block), ``"all"`` (also every activation inside a block),
+        layers: ``"blocks"`` (the output of every block), ``"all"`` (also the widest activation inside each block),
             ``"last"`` (the last block only), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
         pool: ``"mean"``, ``"std"``, ``"cls"`` (the first token), ``"grid2"`` (means of 2 x 2 cells; also 3 and 4), or several.
             Tokens that an attention mask hides are left out.
         normalize: of each group by its own numbers: ``"l2"`` (length 1), ``"sqrt"`` (signed root, then length 1) or None.
         max_features: the most columns; None for no limit. Layers share it in proportion to their widths.
-        views: fixed transforms of a batch, ``"flip"`` or callables; features are averaged over the batch and its transforms.
         example: a batch to run once, which shows the widths of the layers. Needed only if the input cannot be guessed.
         seed: of the projection.
 
@@ -63,6 +62,8 @@ class LayerTaps(nn.Module):
         torch.Size([4, 48])
     """
 
+    takes_batches = True  # a dict of tensors goes in as it is
+
     def __init__(
         self,
         model: nn.Module,
@@ -71,7 +72,6 @@ class LayerTaps(nn.Module):
         *,
         normalize: str | None = "l2",
         max_features: int | None = 4096,
-        views: Sequence[str | Callable[[Any], Any]] = (),
         example: Any = None,
         seed: int = 0,
     ):
@@ -83,22 +83,23 @@ class LayerTaps(nn.Module):
             raise ValueError(f"normalize must be None, 'l2' or 'sqrt', got {normalize!r}")
         if max_features is not None and (not isinstance(max_features, int) or max_features < 1):
             raise ValueError(f"max_features must be a whole number >= 1 or None, got {max_features!r}")
-        for view in views:
-            if not callable(view) and view not in VIEWS:
-                raise ValueError(f"views must be callables or among {', '.join(VIEWS)}, got {view!r}")
-        self.normalize, self.max_features, self.views, self.seed = normalize, max_features, tuple(views), seed
-        self.model = model.requires_grad_(False).eval()
-        example = guess_input(model) if example is None else example
-        widths = self._widths(example, tap_candidates(model, layers))
-        if layers == "last":
-            widths = dict(list(widths.items())[-1:])
-        if not widths:
-            raise ValueError(
-                f"no layer of {type(model).__name__} that {layers!r} names gives a tensor with 2 to 4 dimensions"
-            )
+        self.normalize, self.max_features, self.seed = normalize, max_features, seed
+        self.model = model
+        with unchanged_on_error(model):
+            model.requires_grad_(False).eval()
+            example = guess_input(model) if example is None else example
+            widths = self._widths(example, tap_candidates(model, layers))
+            if layers == "last":
+                widths = dict(list(widths.items())[-1:])
+            elif layers == "all":
+                widths = widest_inside(widths, list(find_blocks(model)))
+            if not widths:
+                raise ValueError(
+                    f"no layer of {type(model).__name__} that {layers!r} names gives a tensor with 2 to 4 dimensions"
+                )
+            shares = share_columns(widths, max_features)
         self.taps = tuple(widths)
         self.layers = layers if isinstance(layers, str) else tuple(layers)
-        shares = share_columns(widths, max_features)
         self.groups: dict[str, slice] = {}
         start = 0
         for name, share in shares.items():
@@ -114,12 +115,6 @@ class LayerTaps(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
-        values = self._features(batch)
-        for view in self.views:
-            values = values + self._features(VIEWS[view](batch) if isinstance(view, str) else view(batch))
-        return values / (1 + len(self.views)) if self.views else values
-
-    def _features(self, batch: Any) -> Tensor:
         mask, pooled = _mask_of(batch), dict[str, Tensor]()
 
         def pool(name: str, output: Tensor) -> None:
@@ -187,8 +182,24 @@ class LayerTaps(nn.Module):
 
     def extra_repr(self) -> str:
         """The layers, how they are pooled, and the number of columns."""
-        shown = f"layers={self.layers!r}, pool={self.pool}, normalize={self.normalize!r}, views={len(self.views)}"
-        return f"{shown}, taps={len(self.taps)}, out_features={self.out_features}, seed={self.seed}"
+        shown = f"layers={self.layers!r}, pool={self.pool}, normalize={self.normalize!r}, taps={len(self.taps)}"
+        return f"{shown}, out_features={self.out_features}, seed={self.seed}"
+
+
+@contextlib.contextmanager
+def unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore the modes and gradient flags of a network when an error is raised inside."""
+    modes = [(module, module.training) for module in model.modules()]
+    learned = [p for p in model.parameters() if p.requires_grad]
+    try:
+        yield
+    except BaseException:
+        for module, training in modes:
+            module.training = training
+        for parameter in learned:
+            if not parameter.requires_grad:
+                parameter.requires_grad_(True)
+        raise
 
 
 def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:
@@ -231,6 +242,17 @@ def share_columns(widths: dict[str, int], most: int | None) -> dict[str, int]:
     return shares
 
 
+def widest_inside(widths: dict[str, int], blocks: Sequence[str]) -> dict[str, int]:
+    """The blocks, and of the activations inside each block the widest, the first of equals."""
+    kept: dict[str, tuple[str, int]] = {}
+    for name, width in widths.items():
+        block = next((b for b in blocks if name.startswith(f"{b}.")), name)
+        if block != name and (block not in kept or width > kept[block][1]):
+            kept[block] = (name, width)
+    inside = {name for name, _ in kept.values()}
+    return {name: width for name, width in widths.items() if name in inside or name in blocks}
+
+
 def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
     """Names of the modules that ``layers`` asks for; those that give no tensor are left out later."""
     if isinstance(layers, str) and layers in LAYER_SETS:
@@ -238,6 +260,9 @@ def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
         if layers == "all":
             activations = [n for n, m in model.named_modules() if _is_leaf(m) and _is_activation(m)]
             blocks += [n for n in activations if n.startswith(tuple(f"{b}." for b in blocks))]
+        last = find_last_layer(model)
+        if last is not None:  # scores of other classes are no features
+            blocks = [n for n in blocks if not n.startswith(last.replaced)]
         if not blocks:
             raise ValueError(
                 f"{type(model).__name__} has no chain of blocks: name the layers, layers=['conv1', 'encoder.*']; it has "

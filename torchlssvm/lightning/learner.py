@@ -14,10 +14,12 @@ from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.head_samples import HeadSamples
 from torchlssvm.corrections.seen_samples import SeenSamples, begin_run, may_have_forgotten, resume_run
 from torchlssvm.events import Add
+from torchlssvm.features.description import describe_network
 from torchlssvm.lightning import ranks
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import NETWORK_NOTE
 
 T = TypeVar("T")
 
@@ -72,7 +74,10 @@ class Learner:
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
                 SampleAdapter(self.head).clear()
-            self._connect(SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options))
+            store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
+            if store.note(NETWORK_NOTE) is None:
+                store.set_note(NETWORK_NOTE, describe_network(backbone))
+            self._connect(store)
 
         ranks.on_first(work)
         self.path = str(path)

@@ -17,9 +17,9 @@ from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
-from torchlssvm.linear import LinearHead, LSSVMHead, head_class
+from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier, attach
-from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
+from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack
 from torchlssvm.sample_adapter import SampleAdapter
 
 MAX_RECALLED_CLASSES = 50
@@ -92,6 +92,9 @@ class LSSVMModule(LightningModule):
         weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
             (the best at hand), or ``"random"``.
         in_features: the width of the features, for ``"identity"`` and for a network that ends in features.
+        layers, pool, max_features: the layers that the head learns from, ``"last"``, ``"blocks"``, ``"all"`` or names, and how
+            they are pooled, as for :func:`torchlssvm.attach`.
+        views: fixed transforms by name, ``["flip"]``: features are averaged over a sample and its transforms.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine or head that you
             made, which leaves out ``rho``, ``grid`` and ``head_options``.
@@ -133,6 +136,10 @@ class LSSVMModule(LightningModule):
         *,
         weights: str | None = None,
         in_features: int | None = None,
+        layers: str | list[str] = "last",
+        pool: str | list[str] | None = None,
+        max_features: int | None = 4096,
+        views: list[str] | None = None,
         feature_map: nn.Module | None = None,
         head: nn.Module | str | None = None,
         rho: float | str | None = None,
@@ -158,7 +165,9 @@ class LSSVMModule(LightningModule):
                 options["rho"] = 1.0
             elif rho is not None or head != "margin":
                 options["rho"] = rho or "gcv"
-        self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
+        options |= {"layers": layers, "pool": pool, "max_features": max_features, "views": views or ()}
+        options |= {"in_features": in_features, "feature_map": feature_map}
+        self.classifier = classifier(backbone, num_classes, weights, head, options)
         self.ddp = Anchor()
         # Nothing here changes by gradients, and ranks add up what they learn: DDP must not copy buffers over.
         names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
@@ -239,7 +248,7 @@ class LSSVMModule(LightningModule):
         """Unpack a batch, and cut off the samples that a distributed sampler repeats."""
         part = unpack(batch, self.hparams["batch_names"])
         keep = ranks.without_padding(loader, batch_idx, len(part.y))
-        return TrainingBatch(*(None if values is None else values[:keep] for values in part))  # type: ignore[arg-type]
+        return first_samples(part, keep)
 
     def _synchronize(self) -> None:
         """Bring all ranks to the same state."""
@@ -469,30 +478,18 @@ def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:
 
 
 def classifier(
-    backbone: str | nn.Module,
-    num_classes: int,
-    weights: str | None,
-    in_features: int | None,
-    feature_map: nn.Module | None,
-    head: nn.Module | str | None,
-    options: dict[str, Any],
-) -> AttachedClassifier:
-    """A head on a network, with a feature map in between if there is one."""
+    backbone: str | nn.Module, num_classes: int, weights: str | None, head: nn.Module | str | None, options: dict[str, Any]
+) -> AttachedClassifier:  # fmt: skip
+    """A head on a network that is given, or named. ``options``: of :func:`torchlssvm.attach`."""
     if isinstance(backbone, str) and backbone == "identity":
-        if in_features is None and feature_map is None:
+        if options["in_features"] is None and options["feature_map"] is None:
             raise ValueError("backbone 'identity' takes data that are features: give in_features, their number")
         backbone = nn.Flatten(1)
-        in_features = in_features or int(feature_map.in_features)  # type: ignore[union-attr, arg-type]
+        options["in_features"] = options["in_features"] or int(options["feature_map"].in_features)
     elif isinstance(backbone, str) and weights is None:
         raise ValueError(
             f"{backbone} needs weights: a member of torchvision's enum such as 'DEFAULT', 'pretrained' (timm), a file, 'auto', "
             "or 'random' for a network whose features mean little"
         )
     model = build(backbone, None if weights == "random" else weights) if isinstance(backbone, str) else backbone
-    if feature_map is None:
-        return attach(model, num_classes, head, in_features=in_features, **options)
-    plain = attach(model, num_classes, in_features=in_features)
-    width = int(feature_map.out_features)  # type: ignore[arg-type]
-    through = nn.Sequential(plain.backbone, nn.Flatten(1), feature_map)
-    made = head if isinstance(head, nn.Module) else head_class(head or "lssvm")(width, num_classes, **options)
-    return AttachedClassifier(through, made, width)
+    return attach(model, num_classes, head, **options)

@@ -6,9 +6,8 @@ import contextlib
 import copy
 import os
 import pickle
-import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -17,10 +16,14 @@ from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
+from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
+from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
+from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
+from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
+from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, to_device
 from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
@@ -31,17 +34,21 @@ if TYPE_CHECKING:
 CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
 
-# The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
-_LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
-# Modules whose layers without parameters may follow the last layer of a Sequential: they shape scores, not features.
-_DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
-
 
 def attach(
-    model: nn.Module,
+    model: nn.Module | str,
     num_classes: int,
     head: nn.Module | str | None = None,
     *,
+    layers: str | Sequence[str] = "last",
+    pool: str | Sequence[str] | None = None,
+    max_features: int | None = 4096,
+    views: Sequence[str | Callable[[Any], Any]] = (),
+    feature_map: nn.Module | None = None,
+    layer: str | None = None,
+    output: str | None = None,
+    tokenizer: Any = None,
+    preprocess: Callable[[Any], Any] | None = None,
     in_features: int | None = None,
     deterministic: bool | int = False,
     store: Any = None,
@@ -50,20 +57,39 @@ def attach(
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
 
     The layer is found in torchvision's and timm's classifiers, in an ``nn.Sequential`` (nested, or with a Softmax,
-    Dropout or Flatten behind the layer, which goes too), and in any model whose last registered layer with parameters
-    is an ``nn.Linear``, or a 1x1 convolution that is pooled, behind a usual name (``fc``, ``classifier``, ``head``...).
+    Dropout or Flatten behind the layer, which goes too), in any model whose last registered layer with parameters
+    is an ``nn.Linear``, or a 1x1 convolution that is pooled, behind a usual name (``fc``, ``classifier``, ``head``...), and in
+    a model with one ``nn.Linear``. ``layer`` names it otherwise. An encoder of transformers has no such layer: its features are
+    the last hidden states, averaged over the tokens of each text.
 
-    **The model passed in is changed**: the layer becomes ``nn.Identity``, no parameter requires a gradient any more,
+    With ``layers`` the head learns from several layers at once, which is more accurate (see :doc:`/features`) and unlearns
+    as exactly: each feature is still a fixed function of one sample.
+
+    **The model passed in is changed**: the layer becomes ``nn.Identity``, no parameter requires a gradient from then on,
     and every part is put in eval mode. When an error is raised the model is as it was. A bare ``nn.Linear`` is left
     alone: the features are then its inputs.
 
     Args:
-        model: the network, or with ``in_features`` a backbone that already gives features; that one is used as it is.
+        model: the network, or a :class:`~torchlssvm.features.LayerTaps`, or with ``in_features`` a backbone that already gives
+            features; that one is used as it is. A text is the folder or name of an encoder of transformers.
         num_classes: K, the number of classes.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
+        layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
+            activation inside each block), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
+        pool: how the positions of a layer are pooled, one or several of ``"mean"``, ``"std"``, ``"cls"``, ``"grid2"``; see
+            :class:`~torchlssvm.features.LayerTaps`. None is ``"mean"``; with ``layers="last"`` it is what the network does.
+        max_features: the most columns where several layers are tapped; None for no limit. A fixed random projection of each
+            layer keeps within it.
+        views: fixed transforms, ``("flip",)`` for the mirror image, or callables; the features of a sample are averaged over it
+            and its transforms, when it is learned and when it is predicted. Random augmentation is refused.
+        feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
+        layer: name of the layer to replace, e.g. ``"_fc"``.
+        output: name of the features in the dict that the network returns.
+        tokenizer: of an encoder. Batches of texts then go in wherever images do.
+        preprocess: turns a batch that is neither a tensor nor a dict into what the network takes.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
-        deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
+        deterministic: True computes features one image at a time, a number in batches of that size (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
@@ -86,56 +112,118 @@ def attach(
         >>> bool((clf.predict(images) == y).all())
         True
     """
+    if isinstance(model, str):
+        model, tokenizer = load_encoder(model, tokenizer)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be an nn.Module, or the folder of an encoder; got {type(model).__name__}")
+    if tokenizer is not None and preprocess is not None:
+        raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
     _check_deterministic(deterministic)
+    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features)
+    prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
     if store is None:
-        return _attach(model, num_classes, head, in_features, deterministic, head_options)
-    # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail any more.
+        return _attach(model, num_classes, head, how, deterministic, prepare, head_options)
+    # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
-    trial = _attach(copy.deepcopy(model), num_classes, head, in_features, deterministic, head_options).join(
-        store, given
-    )
-    classifier = _attach(model, num_classes, trial.head, in_features, deterministic, {})
+    copied = copy.deepcopy(model)
+    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options).join(store, given)
+    classifier = _attach(model, num_classes, trial.head, how, deterministic, prepare, {})
     classifier.samples = trial.samples
     return classifier
 
 
+class NetworkOptions(NamedTuple):
+    """How :func:`attach` makes features of a network; its arguments of these names."""
+
+    layers: str | Sequence[str] = "last"
+    pool: str | Sequence[str] | None = None
+    max_features: int | None = 4096
+    views: tuple[str | Callable[[Any], Any], ...] = ()
+    feature_map: nn.Module | None = None
+    layer: str | None = None
+    output: str | None = None
+    in_features: int | None = None
+
+    @property
+    def tapped(self) -> bool:
+        """Whether layers are read by hooks, not at the end of the network."""
+        return self.layers != "last" or self.pool is not None
+
+    def saved(self) -> dict[str, Any]:
+        """The options as primitives; callables by name, for :meth:`AttachedClassifier.load` to ask for them."""
+        named = self._replace(views=tuple(map(view_name, self.views)), feature_map=None)._asdict()
+        return {name: list(v) if isinstance(v, tuple | list) else v for name, v in named.items()}
+
+
 def _attach(
-    model: nn.Module, num_classes: int, head: nn.Module | str | None, in_features: int | None, deterministic: bool | int,
-    head_options: dict[str, Any],
+    model: nn.Module, num_classes: int, head: nn.Module | str | None, how: NetworkOptions, deterministic: bool | int,
+    preprocess: Callable[[Any], Any] | None, head_options: dict[str, Any],
 ) -> AttachedClassifier:  # fmt: skip
     kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
     if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
-    last = find_last_layer(model) if in_features is None else None
-    J = last.in_features if last else in_features
-    if J is None:
-        raise ValueError(
-            f"cannot tell which layer of {type(model).__name__} is the last linear one. Replace it by nn.Identity() "
-            "yourself, so that the model gives its features, and pass their width: "
-            "attach(backbone, num_classes, in_features=512) for a backbone that gives (B, 512)"
-        )
-    if J < 1:
-        raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-    if kind is not None:
-        tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
-        if kind is LSSVMHead:
-            usual["rho"] = "gcv"
-        head = kind(J, num_classes, **{**usual, **head_options})
-    head = _checked_head(head, J, num_classes)
+    if how.tapped and (how.in_features is not None or how.layer is not None or how.output is not None):
+        raise ValueError("layers and pool read the network by hooks: leave out in_features, layer and output")
+    views = Views(nn.Identity(), how.views) if how.views else None  # ValueError for an unknown one
+    with unchanged_on_error(model):
+        J, last, backbone = _find_features(model, how)
+        if J < 1:
+            raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
+        if how.feature_map is not None:
+            J = int(how.feature_map.out_features)  # type: ignore[arg-type]
+        if kind is not None:
+            tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
+            usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
+            if kind is LSSVMHead:
+                usual["rho"] = "gcv"
+            head = kind(J, num_classes, **{**usual, **head_options})
+        head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
-    if last is None:
-        return AttachedClassifier(model, head, J, deterministic=deterministic)
-    if last.timm:
-        model.get_submodule(last.path).reset_classifier(0)  # type: ignore[operator]
-    for path in last.replaced:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, nn.Identity())
-    if isinstance(model, nn.Linear):
-        return AttachedClassifier(nn.Identity(), head, J, deterministic=deterministic)
-    return AttachedClassifier(model, head, J, None if last.timm else last.path, deterministic)
+    if last is not None:
+        last.take_off(model)
+    if isinstance(model, nn.Linear) and last is not None:
+        backbone = nn.Identity()
+    proven = None
+    if last is not None and last.path and not last.timm and not isinstance(backbone, LayerTaps):
+        proven = (backbone, last.path)
+    if how.output is not None:
+        backbone = OutputKey(backbone, how.output)
+    if views is not None:
+        backbone = Views(backbone, how.views)
+    if how.feature_map is not None:
+        backbone = nn.Sequential(backbone, nn.Flatten(1), how.feature_map)
+    made = AttachedClassifier(backbone, head, J, proven, deterministic, preprocess)
+    made.network_options = how
+    return made
+
+
+def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLayer | None, nn.Module]:
+    """Width of the features, the layer that goes, and the module that gives them: the model, or taps of it."""
+    if how.tapped:
+        most = None if how.layers == "last" else how.max_features
+        taps = LayerTaps(model, how.layers, how.pool or "mean", max_features=most)
+        last = find_last_layer(model)  # its weights are not used, and would be part of the network's hash
+        if last is not None and any(name.startswith(last.replaced or (last.path,)) for name in taps.taps):
+            last = None
+        return taps.out_features, last, taps
+    if isinstance(model, LayerTaps | Views) and how.in_features is None:
+        inner = model.module if isinstance(model, Views) else model
+        if not isinstance(inner, LayerTaps):
+            raise ValueError("give the width of the features with Views: attach(views, num_classes, in_features=512)")
+        return inner.out_features, None, model
+    if how.in_features is not None:
+        return how.in_features, None, model
+    last = find_last_layer(model) if how.layer is None else named_layer(model, how.layer)
+    if last is not None:
+        return last.in_features, last, model
+    if is_encoder(model):
+        taps = LayerTaps(model, "last", max_features=None)
+        return taps.out_features, None, taps
+    raise ValueError(
+        f"cannot tell which layer of {type(model).__name__} is the last linear one. Name it, layer='name'; or replace it by "
+        "nn.Identity() yourself, so that the model gives its features, and pass their width: "
+        "attach(backbone, num_classes, in_features=512) for a backbone that gives (B, 512)"
+    )
 
 
 class AttachedClassifier(nn.Module):
@@ -160,20 +248,23 @@ class AttachedClassifier(nn.Module):
         backbone: gives features, (B, J) or (B, J, 1, 1).
         head: has ``add``, ``remove`` and ``forward``.
         in_features: J.
-        last_layer: where in the backbone an ``nn.Identity`` stands for the last layer; the first batch then shows
-            whether something that is not a module (a softmax in ``forward``) comes behind it.
+        last_layer: a module and the name of the ``nn.Identity`` in it that stands for its last layer; the first batch then
+            shows whether something that is not a module (a softmax in ``forward``) comes behind it.
         deterministic: False, True, or the size of all batches that go through the backbone.
+        preprocess: turns a batch that is neither a tensor nor a dict (a list of texts) into what the backbone takes.
     """
 
     def __init__(
-        self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
-        deterministic: bool | int = False,
+        self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: tuple[nn.Module, str] | None = None,
+        deterministic: bool | int = False, preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
         self.head: Any = head  # a module; its methods are its own
         self.in_features = in_features
-        self._unproven = last_layer
+        self.preprocess = preprocess
+        self.network_options = NetworkOptions(in_features=in_features)
+        self._unproven = None if last_layer is None else [last_layer]  # in a list: the module is part of the backbone
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
@@ -217,14 +308,15 @@ class AttachedClassifier(nn.Module):
         return self
 
     @torch.no_grad()
-    def features(self, images: Tensor) -> Tensor:
-        """Features (B, J) that the backbone makes of ``images`` (B, ...), without a graph."""
-        self._check_images(images)
+    def features(self, images: Any) -> Tensor:
+        """Features (B, J) that the backbone makes of ``images``, without a graph.
+
+        images: a tensor (B, ...), a dict of tensors as a tokenizer returns it, or texts where there is a tokenizer.
+        """
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
-        phi = self._in_fixed_batches(images) if self._batch_size else self._pass(images)
-        if not isinstance(phi, Tensor):
-            raise ValueError(f"the backbone must give a tensor (B, {self.in_features}), it gave a {type(phi).__name__}")
+        phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
+        phi = tensor_of(phi, self.in_features)
         shape = tuple(phi.shape)
         phi = phi.flatten(1) if phi.ndim > 2 else phi
         if phi.ndim != 2 or phi.shape[1] != self.in_features:
@@ -233,6 +325,18 @@ class AttachedClassifier(nn.Module):
                 "the backbone must end in its features, without a classifier and pooled to one vector an image"
             )
         return phi.detach()
+
+    def _ready(self, images: Any) -> Any:
+        """A batch as the backbone takes it; ValueError for what it does not take, with what to do."""
+        if self.preprocess is not None and not isinstance(images, Tensor | Mapping):
+            return to_device(self.preprocess(images), self.device)
+        if isinstance(images, Mapping):
+            return to_device(images, self.device)
+        texts = isinstance(images, str) or (isinstance(images, list | tuple) and images and isinstance(images[0], str))
+        if texts:
+            raise ValueError("texts need a tokenizer: attach(model, num_classes, tokenizer=tokenizer)")
+        self._check_images(images)
+        return images
 
     def _check_images(self, images: Any) -> None:
         """ValueError for what a network does not take, with what to do: lists, arrays, pictures, bytes as numbers."""
@@ -258,16 +362,27 @@ class AttachedClassifier(nn.Module):
                 "weights, or images.float() / 255 where that is all it had"
             )
 
-    def _pass(self, images: Tensor) -> Any:
+    def _pass(self, images: Any) -> Any:
         """Run the backbone on one batch."""
-        if self._unproven is None or torch.compiler.is_compiling():
-            return self.backbone(images)
-        return self._first_pass(images, self._unproven)
+        if self._unproven is not None and not torch.compiler.is_compiling():
+            network, last_layer = self._unproven[0]
+            output = self._prove(images, network, last_layer)
+            if network is self.backbone:
+                return output
+        return run(self.backbone, images)
 
     def _in_fixed_batches(self, images: Tensor) -> Any:
         """Run the backbone on batches of one size, outside autocast, so that an image always gives the same bits."""
         size = self._batch_size
-        if not isinstance(images, Tensor) or images.shape[0] == 0:
+        if not isinstance(images, Tensor):
+            if size > 1:
+                raise ValueError(
+                    f"deterministic={size} is for tensors: texts in one batch are padded to the longest of them, which "
+                    "changes bits. Use deterministic=True, or a store"
+                )
+            return torch.cat([tensor_of(self._pass(self._ready(row)), self.in_features) for row in single_rows(images)])
+        images = self._ready(images)
+        if images.shape[0] == 0:
             return self._pass(images)
         with torch.autocast(images.device.type, enabled=False):
             if not self._tried:
@@ -527,6 +642,7 @@ class AttachedClassifier(nn.Module):
             "head": {"type": kind, "config": self.head.config(), "state": self.head.state_dict()},
             "in_features": self.in_features,
             "deterministic": self._batch_size,
+            "network": self.network_options.saved(),
             "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
         }
         beside = f"{os.fspath(path)}.new"
@@ -541,13 +657,22 @@ class AttachedClassifier(nn.Module):
             self.samples.store.register_checkpoint(path, position)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None) -> AttachedClassifier:
+    def load(
+        cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None, *, views: Sequence[Any] | None = None,
+        feature_map: nn.Module | None = None, tokenizer: Any = None, preprocess: Callable[[Any], Any] | None = None,
+    ) -> AttachedClassifier:  # fmt: skip
         """Read a classifier that :meth:`save` wrote, on a model of the same kind; without weights in it, of the same ones.
+
+        The file knows which layers were tapped and how. Objects of yours it does not hold: give them again.
 
         Args:
             path: the file; only tensors and primitives are read from it.
             model: the network as it was given to :func:`attach`, or the backbone of the classifier. It is changed.
             store: the folder of the store that keeps the samples; the head is then what the store says.
+            views: as given to :func:`attach`; needed where callables are among them.
+            feature_map: as given to :func:`attach`.
+            tokenizer: as given to :func:`attach`.
+            preprocess: as given to :func:`attach`.
         """
         try:
             saved = load_tensors(path)
@@ -556,6 +681,7 @@ class AttachedClassifier(nn.Module):
             about, network = saved["head"], saved["backbone"]
             head = HEAD_TYPES[about["type"]].from_config(about["config"])
             J, deterministic = int(saved["in_features"]), saved["deterministic"]
+            how = NetworkOptions(**saved["network"])
             if store is None:
                 head.load_state_dict(about["state"])
         except (
@@ -571,8 +697,9 @@ class AttachedClassifier(nn.Module):
         tensors = [*model.parameters(), *model.buffers()]
         head.to(tensors[-1].device if tensors else "cpu")
         bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
-        width = J if bare else None
-        made = _attach(model, head.num_classes, head, width, bool(deterministic) and int(deterministic), {})
+        how = NetworkOptions(in_features=J) if bare else how._replace(views=views or how.views, feature_map=feature_map)
+        prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
+        made = _attach(model, head.num_classes, head, how, bool(deterministic) and int(deterministic), prepare, {})
         if network["state"] is not None:
             try:
                 made.backbone.load_state_dict(network["state"])
@@ -595,13 +722,13 @@ class AttachedClassifier(nn.Module):
         answer = getattr(self.head, verb)(*args, **options)
         return self if answer is self.head else answer
 
-    def _first_pass(self, images: Tensor, last_layer: str) -> Any:
-        """Run the backbone once with an eye on the Identity at ``last_layer``: its value must be what comes out."""
+    def _prove(self, images: Any, network: nn.Module, last_layer: str) -> Any:
+        """Run the network and look at the Identity at ``last_layer``: its value must be what comes out, which is returned."""
         seen: list[Tensor] = []
-        layer = self.backbone.get_submodule(last_layer)
+        layer = network.get_submodule(last_layer)
         handle = layer.register_forward_hook(lambda _module, _args, value: seen.append(value))
         try:
-            phi = self.backbone(images)
+            phi = run(network, images)
         finally:
             handle.remove()
         # Another shape is pooling, or is refused by its width.
@@ -609,12 +736,26 @@ class AttachedClassifier(nn.Module):
         if not seen or (comparable and not torch.allclose(phi, seen[-1].to(phi), 0.0, 0.0, equal_nan=True)):
             what = "changes what comes out of" if seen else "does not use"
             raise ValueError(
-                f"{type(self.backbone).__name__}.forward {what} {last_layer!r}, which attach took for its last layer. "
-                "Make a backbone that ends in its features and pass their width: "
+                f"{type(network).__name__}.forward {what} {last_layer!r}, which attach took for its last layer. "
+                "Name the last layer, layer='name', or make a backbone that ends in its features and pass their width: "
                 f"attach(backbone, num_classes, in_features={self.in_features})"
             )
         self._unproven = None
         return phi
+
+
+def single_rows(batch: Any) -> Iterator[Any]:
+    """Each sample of a batch of texts, or of a dict of tensors, as a batch of one; tokens that its mask hides are cut off."""
+    if not isinstance(batch, Mapping):
+        yield from ([text] for text in batch)
+        return
+    mask = batch.get("attention_mask")
+    for i in range(len(next(iter(batch.values())))):
+        row = {name: value[i : i + 1] for name, value in batch.items()}
+        if isinstance(mask, Tensor):
+            shown = mask[i].bool()
+            row = {name: v[:, shown] if v.ndim == 2 and v.shape[1] == len(shown) else v for name, v in row.items()}
+        yield row
 
 
 def fill_batch(part: Tensor, size: int) -> Tensor:
@@ -626,63 +767,6 @@ def fill_batch(part: Tensor, size: int) -> Tensor:
 def _check_deterministic(value: Any) -> None:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"deterministic must be False, True or a batch size >= 1, got {value!r}")
-
-
-class LastLayer(NamedTuple):
-    """Location of the last layer, the width of its input, and the layer that becomes nn.Identity."""
-
-    path: str
-    in_features: int
-    replaced: tuple[str, ...] = ()
-    timm: bool = False  # ``path`` is a model that takes off its own classifier
-
-
-def find_last_layer(module: nn.Module, path: str = "", pooled: bool = False) -> LastLayer | None:
-    """Go down to the last layer: the tail of a Sequential, else the last child with parameters if its name is known."""
-    if isinstance(module, nn.Linear):
-        return LastLayer(path, module.in_features, (path,) if path else ())
-    if isinstance(module, nn.Conv2d):  # a 1x1 convolution and a mean over the image is a linear layer (SqueezeNet)
-        return (
-            LastLayer(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
-        )
-    if callable(getattr(module, "reset_classifier", None)) and isinstance(getattr(module, "num_features", None), int):
-        return LastLayer(path, _timm_width(module), timm=True)
-    prefix = f"{path}." if path else ""
-    dropped: list[str] = []
-    tail: tuple[str, nn.Module] | None = None
-    if type(module).forward is nn.Sequential.forward:
-        pooled = pooled or any(map(_pools, module.children()))
-        for name, child in reversed(module._modules.items()):
-            if child is None or _pools(child):
-                continue
-            if not _is_dropped(child):
-                tail = (name, child)
-                break
-            dropped.append(prefix + name)
-    else:
-        children = [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
-        tail = children[-1] if children and _LAST_LAYER_NAMES.fullmatch(children[-1][0]) else None
-    last = find_last_layer(tail[1], prefix + tail[0], pooled) if tail else None
-    return last._replace(replaced=(*last.replaced, *dropped)) if last else None
-
-
-def _is_dropped(module: nn.Module) -> bool:
-    if isinstance(module, nn.Sequential):
-        return all(map(_is_dropped, module))
-    without_parameters = next(module.parameters(), None) is None
-    return isinstance(module, nn.Identity) or (type(module).__module__ in _DROPPED_LAYER_MODULES and without_parameters)
-
-
-def _pools(module: nn.Module) -> bool:
-    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
-
-
-def _timm_width(model: Any) -> int:
-    """Width of the classifier's input, which ``num_features`` need not be; of the output if made with ``num_classes=0``."""
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
-    layer = classifier[0] if isinstance(classifier, (tuple, list)) else classifier  # distilled models have two
-    widths = [(layer, "in_features"), (layer, "in_channels"), (model, "head_hidden_size"), (model, "num_features")]
-    return next(width for owner, name in widths if isinstance(width := getattr(owner, name, None), int))
 
 
 def _checked_head(head: Any, in_features: int, num_classes: int) -> nn.Module:

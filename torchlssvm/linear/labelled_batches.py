@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
-    "x": ("x", "image", "images", "pixel_values", "features", "inputs"),
+    "x": ("x", "image", "images", "pixel_values", "features", "inputs", "text", "texts", "sentence"),
     "y": ("y", "label", "labels", "target", "targets"),
     "ids": ("ids", "id"),
     "subjects": ("subjects", "subject"),
@@ -22,9 +22,12 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 
 
 class TrainingBatch(NamedTuple):
-    """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
+    """A batch: inputs, labels (B,), and ids and subjects if it has them.
 
-    x: Tensor
+    Inputs are a tensor (B, ...), a list of texts, or a dict of tensors as a tokenizer returns it.
+    """
+
+    x: Any
     y: Tensor
     ids: list[str] | None
     subjects: list[str | None] | None
@@ -50,6 +53,9 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     parts: list[Any] = [None] * 4
     if isinstance(batch, Mapping):
         parts = [next((batch[n] for n in usual if n in batch), None) for usual in check_names(names).values()]
+        if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that are none of the other parts
+            taken = {n for part, usual in check_names(names).items() if part != "x" for n in usual}
+            parts[0] = {n: v for n, v in batch.items() if isinstance(v, Tensor) and n not in taken}
     elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
         parts = [*batch, None, None][:4]
     x, y, ids, subjects = parts
@@ -59,7 +65,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
         y = next((part for part in batch if is_labels(part)), y)
     if views:
         ids = subjects = None  # what else is in such a batch has no meaning here
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+    if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
         elif isinstance(batch, list | tuple):
@@ -68,11 +74,11 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
             found = type(batch).__name__
         raise ValueError(
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
-            f"tensors x and y; got {found}"
+            f"a tensor y, and x a tensor, a list of texts or a dict of tokens; got {found}"
         )
     owners: list[str | None] | None = None
     if isinstance(subjects, str):
-        owners = [subjects or None] * len(x)
+        owners = [subjects or None] * len(y)
     elif subjects is not None:
         owners = [None if _is_missing(s) else _text(s, "subjects") for s in _values(subjects, "subjects")]
     return TrainingBatch(x, y, None if ids is None else [_text(i, "ids") for i in _values(ids, "ids")], owners)
@@ -115,7 +121,26 @@ def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> 
         )
     for batch in with_progress_bar(loader, what) if progress else loader:
         part = unpack(batch)
-        yield part._replace(x=part.x.to(device), y=part.y.to(device))
+        yield part._replace(x=to_device(part.x, device), y=part.y.to(device))
+
+
+def first_samples(batch: TrainingBatch, count: int) -> TrainingBatch:
+    """The first samples of a batch."""
+    x, y, ids, subjects = batch
+    x = {name: value[:count] for name, value in x.items()} if isinstance(x, Mapping) else x[:count]
+    return TrainingBatch(x, y[:count], ids and ids[:count], subjects and subjects[:count])
+
+
+def to_device(x: Any, device: torch.device) -> Any:
+    """Inputs of a batch on a device: a tensor, or each tensor of a dict; texts stay as they are."""
+    if isinstance(x, Mapping):
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in x.items()}
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
+def is_texts(x: Any) -> bool:
+    """True for a list or tuple of texts."""
+    return isinstance(x, list | tuple) and bool(x) and all(isinstance(text, str) for text in x)
 
 
 def with_progress_bar(batches: Any, what: str) -> Any:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
+from torchlssvm.features.description import describe_network
 from torchlssvm.linear.attach import AttachedClassifier
+from torchlssvm.store.database import NETWORK_NOTE
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
 from torchlssvm.store.transaction import EventResult
@@ -31,7 +33,10 @@ class AttachedSamples:
                 raise ValueError("the store drives another head: open it with SampleStore(path, head=clf.head)")
             self.store = store
         elif isinstance(store, str | os.PathLike):
-            self.store = SampleStore(store, classifier.head, fingerprint=fingerprint(classifier.backbone))
+            source = fingerprint(classifier.backbone, classifier.preprocess)
+            self.store = SampleStore(store, classifier.head, fingerprint=source)
+            if self.store.note(NETWORK_NOTE) is None and not self.store.readonly:
+                self.store.set_note(NETWORK_NOTE, describe_network(classifier.backbone))
             if given is not None:
                 self.store.live.take_options([name for name in SETTABLE_OPTIONS if name not in given])
         else:

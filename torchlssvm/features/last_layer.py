@@ -1,0 +1,108 @@
+"""The last linear layer of a classifier: where it is, and how to take it off."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from torch import nn
+
+# The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
+_LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
+# Modules whose layers without parameters may follow the last layer of a Sequential: they shape scores, not features.
+_DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
+
+
+class LastLayer(NamedTuple):
+    """Location of the last layer, the width of its input, and the layers that become nn.Identity."""
+
+    path: str
+    in_features: int
+    replaced: tuple[str, ...] = ()
+    timm: bool = False  # ``path`` is a model that takes off its own classifier
+
+    def take_off(self, model: nn.Module) -> None:
+        """Replace the layer by ``nn.Identity``."""
+        if self.timm:
+            model.get_submodule(self.path).reset_classifier(0)  # type: ignore[operator]
+        for path in self.replaced:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, nn.Identity())
+
+
+def named_layer(model: nn.Module, path: str) -> LastLayer:
+    """The layer with this name, which must be an ``nn.Linear`` or a 1x1 convolution."""
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        raise ValueError(
+            f"{type(model).__name__} has no layer {path!r}; its linear layers are {', '.join(linear[-8:]) or 'none'}"
+        ) from None
+    if isinstance(layer, nn.Linear):
+        return LastLayer(path, layer.in_features, (path,))
+    if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):
+        return LastLayer(path, layer.in_channels, (path,))
+    raise ValueError(f"layer={path!r} is a {type(layer).__name__}; attach replaces an nn.Linear or a 1x1 convolution")
+
+
+def find_last_layer(model: nn.Module) -> LastLayer | None:
+    """The last linear layer of a classifier; None if the model does not show which one it is.
+
+    It is the end of a Sequential, or the last child with parameters if that has a usual name, or the only ``nn.Linear`` if no
+    layer with parameters comes behind it.
+    """
+    found = _last_layer(model)
+    if found is None:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        with_state = [name for name, module in model.named_modules() if module._parameters or module._buffers]
+        if len(linear) == 1 and linear[0] and with_state[-1] == linear[0]:
+            found = named_layer(model, linear[0])
+    return found
+
+
+def _last_layer(module: nn.Module, path: str = "", pooled: bool = False) -> LastLayer | None:
+    if isinstance(module, nn.Linear):
+        return LastLayer(path, module.in_features, (path,) if path else ())
+    if isinstance(module, nn.Conv2d):  # a 1x1 convolution and a mean over the image is a linear layer (SqueezeNet)
+        return (
+            LastLayer(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
+        )
+    if callable(getattr(module, "reset_classifier", None)) and isinstance(getattr(module, "num_features", None), int):
+        return LastLayer(path, _timm_width(module), timm=True)
+    prefix = f"{path}." if path else ""
+    dropped: list[str] = []
+    tail: tuple[str, nn.Module] | None = None
+    if type(module).forward is nn.Sequential.forward:
+        pooled = pooled or any(map(_pools, module.children()))
+        for name, child in reversed(module._modules.items()):
+            if child is None or _pools(child):
+                continue
+            if not _is_dropped(child):
+                tail = (name, child)
+                break
+            dropped.append(prefix + name)
+    else:
+        children = [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
+        tail = children[-1] if children and _LAST_LAYER_NAMES.fullmatch(children[-1][0]) else None
+    last = _last_layer(tail[1], prefix + tail[0], pooled) if tail else None
+    return last._replace(replaced=(*last.replaced, *dropped)) if last else None
+
+
+def _is_dropped(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return all(map(_is_dropped, module))
+    without_parameters = next(module.parameters(), None) is None
+    return isinstance(module, nn.Identity) or (type(module).__module__ in _DROPPED_LAYER_MODULES and without_parameters)
+
+
+def _pools(module: nn.Module) -> bool:
+    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
+
+
+def _timm_width(model: Any) -> int:
+    """Width of the classifier's input, which ``num_features`` need not be; of the output if made with ``num_classes=0``."""
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
+    layer = classifier[0] if isinstance(classifier, (tuple, list)) else classifier  # distilled models have two
+    widths = [(layer, "in_features"), (layer, "in_channels"), (model, "head_hidden_size"), (model, "num_features")]
+    return next(width for owner, name in widths if isinstance(width := getattr(owner, name, None), int))

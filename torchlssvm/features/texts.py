@@ -1,0 +1,55 @@
+"""Texts as input of a network: an encoder of Hugging Face transformers from a folder, and its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+
+class Tokenize:
+    """Turn a list of texts into what an encoder takes: ``input_ids`` and ``attention_mask``, padded to the longest text.
+
+    Args:
+        tokenizer: of transformers, or any callable with the same arguments.
+        max_length: tokens after which a text is cut; None takes the tokenizer's own limit.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None = None):
+        self.tokenizer = tokenizer
+        limit = getattr(tokenizer, "model_max_length", None)
+        self.max_length = max_length or (limit if isinstance(limit, int) and limit < 10**6 else None)
+
+    def __call__(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Tokens of texts: a dict of tensors (B, T)."""
+        return dict(
+            self.tokenizer(
+                list(texts), padding=True, truncation=self.max_length is not None, max_length=self.max_length,
+                return_tensors="pt",
+            )
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """Name and hash of the tokenizer, the same in each process: a store compares it."""
+        inner = getattr(self.tokenizer, "backend_tokenizer", None)
+        vocabulary = inner.get_vocab(with_added_tokens=True) if inner is not None else self.tokenizer.get_vocab()
+        content = hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()
+        return f"Tokenize({type(self.tokenizer).__name__}, max_length={self.max_length}, vocabulary={content[:16]})"
+
+
+def load_encoder(name: str, tokenizer: Any = None) -> tuple[nn.Module, Any]:
+    """An encoder of transformers and its tokenizer, from a local folder or by name."""
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise ImportError(f"attach({name!r}) reads an encoder with transformers: pip install transformers") from error
+    model: nn.Module = AutoModel.from_pretrained(name)
+    return model, AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """True for an encoder of transformers: its configuration has the width of its hidden states."""
+    config = getattr(model, "config", None)
+    return any(isinstance(getattr(config, name, None), int) for name in ("hidden_size", "vocab_size"))

@@ -1,0 +1,141 @@
+"""Features averaged over fixed transforms of each sample, such as a picture and its mirror image."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)}
+"""Fixed transforms by name: "flip" is the mirror image."""
+
+
+class Views(nn.Module):
+    """Average the features of a batch and of fixed transforms of it.
+
+    A transform must be fixed: it gives the same result each time, for each sample by itself. Random augmentation raises a
+    ValueError, because features that are drawn again cannot be removed again.
+
+    Args:
+        module: gives features (B, J) of a batch.
+        views: ``"flip"`` (the mirror image) or callables that take a batch and return one.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+        >>> images = torch.randn(2, 3, 5, 5)
+        >>> both = Views(network, ["flip"])(images)
+        >>> torch.allclose(both, (network(images) + network(images.flip(-1))).double() / 2)
+        True
+    """
+
+    takes_batches = True  # a dict of tensors goes in as it is
+
+    def __init__(self, module: nn.Module, views: Sequence[str | Callable[[Any], Any]]):
+        super().__init__()
+        if isinstance(views, str) or not isinstance(views, Sequence):
+            raise ValueError(f"views must be a list such as ['flip'], got {views!r}")
+        for view in views:
+            if not callable(view) and view not in VIEWS:
+                raise ValueError(f"views must be callables or among {', '.join(VIEWS)}, got {view!r}")
+        self.module, self.views = module, tuple(views)
+        self.groups: dict[str, slice] = getattr(module, "groups", {})
+        self._tried = False
+
+    def forward(self, batch: Any) -> Tensor:
+        """Features (B, J), float64: the mean over the batch and its transforms."""
+        values = tensor_of(run(self.module, batch)).to(torch.float64)
+        for view in self.views:
+            values = values + tensor_of(run(self.module, self._transformed(batch, view)))
+        self._tried = True
+        return values / (1 + len(self.views))
+
+    def _transformed(self, batch: Any, view: str | Callable[[Any], Any]) -> Any:
+        if isinstance(view, str):
+            return VIEWS[view](batch)
+        if self._tried or torch.compiler.is_compiling():
+            return view(batch)
+        before, other_state = _random_states(), torch.random.get_rng_state()
+        moved = view(batch)
+        random_view = before != _random_states() or not torch.equal(other_state, torch.random.get_rng_state())
+        if random_view or not _same(moved, view(batch)):
+            raise ValueError(
+                f"the view {view!r} is random. Features that are drawn again each time differ from those that were learned, so "
+                "the sample could not be removed. Give fixed transforms; or add augmented copies as rows of their own to a "
+                "store, all under one subject: they leave together"
+            )
+        return moved
+
+    def extra_repr(self) -> str:
+        """The transforms by name."""
+        return f"views={[view_name(view) for view in self.views]}"
+
+
+def view_name(view: str | Callable[[Any], Any]) -> str:
+    """Name of a transform, the same in each process: of a function its name, of a module its repr."""
+    if isinstance(view, str):
+        return view
+    return repr(view) if isinstance(view, nn.Module) else getattr(view, "__qualname__", type(view).__qualname__)
+
+
+def run(module: nn.Module, batch: Any) -> Any:
+    """Call a module with a batch: a tensor, or a dict of its arguments."""
+    if isinstance(batch, Mapping) and not getattr(module, "takes_batches", False):
+        return module(**batch)
+    return module(batch)
+
+
+def tensor_of(output: Any, width: int | None = None) -> Tensor:
+    """The features in what a network returns: a tensor, or the one tensor (B, J) of a dict; ValueError otherwise."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        flat = {name: v for name, v in output.items() if isinstance(v, Tensor) and v.ndim == 2}
+        fit = {name: v for name, v in flat.items() if width in (None, v.shape[1])}
+        if len(fit) == 1:
+            return next(iter(fit.values()))
+        shapes = {name: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for name, v in output.items()}
+        raise ValueError(f"the network returns a dict with {shapes}: name the features, attach(..., output='name')")
+    raise ValueError(
+        f"the network must return a tensor of features (B, {width or 'J'}), it returned a {type(output).__name__}"
+    )
+
+
+class OutputKey(nn.Module):
+    """One entry of the dict that a network returns."""
+
+    takes_batches = True
+
+    def __init__(self, module: nn.Module, key: str):
+        super().__init__()
+        self.module, self.key = module, key
+
+    def forward(self, batch: Any) -> Tensor:
+        """The entry of that name."""
+        output = run(self.module, batch)
+        if not isinstance(output, Mapping) or not isinstance(output.get(self.key), Tensor):
+            names = sorted(output) if isinstance(output, Mapping) else type(output).__name__
+            raise ValueError(f"the network returns no tensor under {self.key!r}; it returns {names}")
+        value: Tensor = output[self.key]
+        return value
+
+    def extra_repr(self) -> str:
+        """The name of the entry."""
+        return repr(self.key)
+
+
+def _random_states() -> tuple[Any, Any]:
+    """States of Python's and numpy's generators, in a form that can be compared."""
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return random.getstate(), (name, keys.tobytes(), *rest)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping):
+        return all(_same(value, b[name]) for name, value in a.items())
+    return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
