@@ -1,7 +1,7 @@
 """Speed and memory of the margin head, beside scikit-learn's LinearSVC and its own ways without an inverse kept.
 
     python recipes/benchmarks/margin_head.py                  # every table; some 15 minutes on one core
-    python recipes/benchmarks/margin_head.py --only removal   # removal | leave_out | memory | growth | mnist | descent
+    python recipes/benchmarks/margin_head.py --only removal   # removal | leave_out | memory | growth | mnist | choosing
 
 Features are those of MobileNetV2 on 10,000 pictures of CIFAR-10 (``recipes/pretrained_head.py``, kept in its cache), MNIST's
 pixels for ``mnist``, and random ones for ``growth``. Times are CPU seconds of one thread, so that a loaded machine changes
@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from torchlssvm import FixedPoint, MarginHead
-from torchlssvm.functional import cost
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead
 
 RHO = 200.0
 """Regularization on the CIFAR-10 features: about what k-fold chooses."""
@@ -220,21 +218,20 @@ def mnist(rounds: int) -> None:
     )
 
 
-def descent(rounds: int) -> None:
-    """Cold fits with and without a descent by passes over the rows, and what ``cost.descent_pays`` chooses."""
+def choosing(rounds: int) -> None:
+    """Cost of choosing rho by k-fold, in units of a least-squares fit."""
     del rounds
     x, y = cifar()
-    generator = torch.Generator().manual_seed(0)
-    print(f"{'n':>6} {'J':>5} {'without, s':>11} {'with, s':>8} {'rule':>8}")
-    for n, J in ((10000, 1280), (10000, 640), (10000, 320), (5000, 1280), (5000, 640), (2000, 640), (2000, 320)):
-        columns = torch.randperm(x.shape[1], generator=generator)[:J]
-        spent: dict[bool, list[float]] = {False: [], True: []}
-        for pays in (False, True) * 2:
-            head = MarginHead(J, 10, rho=RHO * n / len(x)).add(x[:n, columns], y[:n])
-            with mock.patch.object(cost, "descent_pays", lambda n, J, pays=pays: pays):
-                spent[pays].append(seconds(lambda head=head: head.w))
-        rule = "with" if cost.descent_pays(n, J) else "without"
-        print(f"{n:6} {J:5} {min(spent[False]):11.2f} {min(spent[True]):8.2f} {rule:>8}", flush=True)
+    x, y = x[:5000].clone(), y[:5000]
+    for K in (10, 20):
+        if K == 20:  # each class in two halves, which differ in 40 columns
+            half = torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < 0.5
+            x[:, :40] += 0.3 * half[:, None]
+            y = y + 10 * half
+        least = seconds(lambda x=x, y=y, K=K: LSSVMHead(x.shape[1], K).add(x, y).w)
+        head = MarginHead(x.shape[1], K).add(x, y)
+        spent = seconds(head.rho_path)
+        print(f"n = 5,000, J = 1,280, K = {K}: least-squares fit {least:.2f} s, choosing {spent:.2f} s", flush=True)
 
 
 TABLES = {
@@ -243,7 +240,7 @@ TABLES = {
     "memory": memory,
     "growth": growth,
     "mnist": mnist,
-    "descent": descent,
+    "choosing": choosing,
 }
 
 

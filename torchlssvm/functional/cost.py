@@ -32,16 +32,6 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J
 
 
-def descent_pays(n: int, J: int) -> bool:
-    """Tell whether a margin head descends by passes over its n rows before it sums over active sets.
-
-    The descent spares each class products of about n / 4 rows, J^2 flops each, and three factors, J^3 / 3 each at half the
-    rate of a product; its 20 passes take as long as 400 n J flops of such a product.
-    ``recipes/benchmarks/margin_head.py --only descent`` measures it.
-    """
-    return n * J * J / 4 + 2 * J**3 > 400 * n * J
-
-
 def batch_size(J: int) -> int:
     """The batch size at which Theorem 1 costs least per sample when there are no statistics to solve from.
 

@@ -115,25 +115,25 @@ class ActiveSums:
         """True if there is no row."""
         return not any(n for n, _ in self.counts)
 
-    def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> Solution:
-        """The ridge solution on these rows, the same bits whatever way they were summed. active: (n,), True for the rows.
+    def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> tuple[Solution, bool]:
+        """The ridge solution on these rows, and whether float64 had the digits for it. active: (n,), True for the rows.
 
-        It comes from the sums alone where float64 has the digits for it, else (or ``by_rows``) from the rows in the order in
-        which they are saved.
+        It comes from the sums alone, the same bits however the rows were summed. Where float64 lacks the digits (or with
+        ``by_rows``) it comes from the rows, in the order in which they are saved.
         """
-        J, device = self.rows.in_features, self.rows.device
-        D, centred = scale.width(J), scale.intercept == "free"
-        solution = Solution(D, 1, centred, device, LEAST_ACTIVE_PIVOT)
+        solution = Solution(
+            scale.width(self.rows.in_features), 1, scale.intercept == "free", self.rows.device, LEAST_ACTIVE_PIVOT
+        )
         if self.empty:
-            return solution
-        w, beta, mu, n, factor, units, share = solve_sums([self], scale, small)
-        # 1e-7: least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits
-        # are lost
-        if by_rows or share < 1e-7:
+            return solution, True
+        w, beta, mu, n, factor, units, share = solve_sums(self, scale, small)
+        # 1e-7: least share of a column's square that the columns before it do not explain: at 1e-7 half of the digits are lost
+        sound = share >= 1e-7
+        if by_rows or not sound:
             w, factor = self._solve_rows(scale, torch.nonzero(active)[:, 0], mu, beta)
             units = 1.0
         solution.set_base(w, beta, mu, n, factor, units)
-        return solution
+        return solution, sound
 
     def _solve_rows(self, scale: RowScale, slots: Tensor, mu: Tensor, beta: Tensor) -> tuple[Tensor, Factor]:
         """w' (D, 1) and the factor of I + V^T V by a QR decomposition of the rows V and of I, not of their squares.
@@ -177,38 +177,26 @@ def chunks(bounds: Tensor) -> list[slice]:
     return out
 
 
-def solve_sums(sums: list[ActiveSums], scale: RowScale, small: bool) -> SolvedSystem:
-    """Solve for several classes whose sums are over the same rows: outputs (C,).
+def solve_sums(sums: ActiveSums, scale: RowScale, small: bool) -> SolvedSystem:
+    """Solve for the class of some sums.
 
     Where the sums have lost the ridge to rounding, eigenvalues are raised to it, which is good enough to start a search from;
     the factor's ``info`` is not 0 then.
     """
-    first = sums[0]
-    J, device = first.rows.in_features, first.rows.device
-    present = [g for g, packed in enumerate(first.packed) if packed is not None and first.counts[g][0]]
-    sides = [[gram.side_view(s.packed[g], J, SIDE_COLUMNS) for g in present] for s in sums]  # type: ignore[arg-type]
-    groups = [
-        GroupSums(
-            first.groups.values[g],
-            first.packed[g],  # type: ignore[arg-type]
-            sides[0][i][0],
-            torch.tensor(first.counts[g][0], device=device),
-        )
-        for i, g in enumerate(present)
-    ]
+    J, device = sums.rows.in_features, sums.rows.device
+    weights, groups, sides = [], [], []
+    for weight, packed, (number, own) in zip(sums.groups.values, sums.packed, sums.counts, strict=True):
+        if packed is not None and number:
+            total, mine = gram.side_view(packed, J, SIDE_COLUMNS)[:2]
+            weights.append((weight, 2 * own - number))
+            groups.append(GroupSums(weight, packed, total, torch.tensor(number, device=device)))
+            sides.append(2 * mine - total)
 
     def targets(centre: Centre | None) -> tuple[Tensor, Tensor]:
-        rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
-        y = torch.zeros(len(sums), dtype=torch.float64, device=device)
-        for c, s in enumerate(sums):
-            for i, g in enumerate(present):
-                weight, (number, own) = s.groups.values[g], s.counts[g]
-                target = 2 * sides[c][i][1] - sides[c][i][0]
-                if centre is not None:
-                    target = target - (2 * own - number) * centre.c
-                rhs[c] += weight * target.to(torch.float64)
-                y[c] += weight * (2 * own - number)
-        return rhs, y
+        rhs = torch.zeros(1, J, dtype=torch.float64, device=device)
+        for (weight, y), side in zip(weights, sides, strict=True):
+            rhs[0] += weight * (side if centre is None else side - y * centre.c).to(torch.float64)
+        return rhs, rhs.new_tensor([sum(weight * y for weight, y in weights)])
 
     units = Units(scale.step, 1.0, scale.rho)
     return solve_problem(

@@ -42,7 +42,7 @@ FORMAT = 1
 SAMPLE_NAMES = ("samples.q", "samples.labels", "samples.copies", "samples.grid")
 """Saved tensors that hold the samples of a margin head."""
 
-MARGIN_NAMES = (*SAMPLE_NAMES, "solution.w", "solution.b", "solution.proofs", "solution.sides")
+MARGIN_NAMES = (*SAMPLE_NAMES, "solution.w", "solution.b", "solution.active")
 LEAST_SQUARES_NAMES = ("P", "solution.w", "statistics.meta", "statistics.counts")
 OPTIONAL_NAMES = (
     "statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "membership",
@@ -185,8 +185,8 @@ def mark_pending(head: LSSVMHead) -> None:
 
 
 def _margin_parts(head: MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    out = save_samples(head) | {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
-    return {"digest": head.statistics.digest()}, out | {"solution.sides": head.solver.sides_in_saved_order()}
+    meta = {"digest": head.statistics.digest(), "per_class": head.statistics.per_class}
+    return meta, save_samples(head) | {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
 
 
 def save_samples(head: MarginHead) -> dict[str, Tensor]:
@@ -338,13 +338,12 @@ def _built_margin(
     head: Any, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
 ) -> Callable[[], None]:
     """Build the parts of a saved head aside; what is returned puts them into this one."""
+    if meta["per_class"] != head.statistics.per_class:
+        raise ValueError(f"per_class is {meta['per_class']} in the saved head and {head.statistics.per_class} here")
     statistics, rows = load_samples(head, state)
     _check_digest(statistics, meta["digest"])
-    if options.class_weight is not None and not statistics.per_class:
-        raise ValueError("class_weight is set in the saved head, and this one has no sums per class")
     solver = type(head.solver)(rows, statistics, options)
-    solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
-    solver.restore(solution, solution["sides"])
+    solver.restore({k[9:]: v for k, v in state.items() if k.startswith("solution.")})
     return lambda: head._replace_parts(statistics, rows, solver)
 
 
@@ -390,7 +389,9 @@ def freeze_margin(head: MarginHead) -> dict[str, Any]:
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
         rows = head.samples.copy()
-        return attributes(head) | {"samples": rows, "solver": head.solver.copy_in_saved_order(rows)}
+        solver = type(head.solver)(rows, head.statistics, head._options)
+        solver.restore(head.solver.state())
+        return attributes(head) | {"samples": rows, "solver": solver}
 
 
 def attributes(head: LinearHead) -> dict[str, Any]:
@@ -429,9 +430,9 @@ def move(head: LinearHead, device: torch.device) -> None:
         options, statistics = options_on(head, device), head.statistics.to(device)
         solution = {k: v.to(device, copy=True) for k, v in head.solver.state().items()}
         if _keeps_rows(head):
-            rows, sides = head.samples.to(device), head.solver.sides_in_saved_order().to(device)
+            rows = head.samples.to(device)
             active = type(head.solver)(rows, statistics, options)
-            active.restore(solution, sides)
+            active.restore(solution)
             head._replace_parts(statistics, rows, active)
         else:
             least: Any = head

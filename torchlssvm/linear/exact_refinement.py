@@ -1,4 +1,4 @@
-"""The sides of samples whose margins are too close to 1 for float64: the solution refined with exact integer residuals.
+"""The solution of one class on its active set, refined with exact integer residuals until it is exact to 30 digits.
 
 The point is held as integers: weights W / 2^S in grid units and an intercept B / 2^S. Its half gradient on the active set A,
 
@@ -6,20 +6,18 @@ The point is held as integers: weights W / 2^S in grid units and an intercept B 
 
 is exact, since rows, rho, the step h and the weights c are rational numbers. With standardised features rho / h^2 is rho times
 the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The inverse at hand, in float64, turns it
-into a correction; each one gains as many digits as float64 has beyond the condition of the system. A margin further from 1
-than the bound of :mod:`torchlssvm.functional.squared_hinge` is decided; what is 1 to 1e-30 with a bound as small is a tie.
-Where rows are so long beside the ridge that such a sample still moves others, more digits decide.
+into a correction; each one gains as many digits as float64 has beyond the condition of the system. It ends when the bound of
+:mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width of a tie. So neither a side
+nor a bit of the rounded weights depends on where the refinement began.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
@@ -51,17 +49,8 @@ BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
 """Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
 
 
-class Decision(NamedTuple):
-    """Decided samples: active (m,), and which of the inactive ones are ties (m,); the refined weights w (J,) and b ()."""
-
-    active: Tensor
-    ties: Tensor
-    w: Tensor
-    b: Tensor
-
-
 class ExactRefinement:
-    """The solution of one class on its active set, refined until samples are decided."""
+    """The solution of one class on its active set: call :meth:`refine`, then read sides and weights."""
 
     def __init__(self, rows: GridRows, groups: WeightGroups, scale: RowScale, label: int, active: Tensor):
         """Refine on the rows where ``active`` (n,) is True."""
@@ -71,20 +60,19 @@ class ExactRefinement:
         squares = (
             [1 / step**2] * rows.in_features if standard is None else standard.exact_squares(_column_squares(rows))
         )
-        self.weights = [Fraction(v) for v in groups.values]
-        fractions = {rho, *(rho * v for v in set(squares)), *self.weights}
+        values = [Fraction(v) for v in groups.values]
+        fractions = {rho, *(rho * v for v in set(squares)), *values}
         self.denominator = math.lcm(*(v.denominator for v in fractions))
         self.ridge = np.array([int(rho * v * self.denominator) for v in squares], dtype=object)
         self.constant = int(rho * self.denominator)
-        self.mean: tuple[Integers, int] | None = (
-            None  # sums of all rows and their number, where rows are taken about the mean
-        )
+        # sums of all rows and their number, where rows are taken about the mean
+        self.mean: tuple[Integers, int] | None = None
         if standard is not None and scale.intercept != "free":
             self.mean = np.array(standard.exact_sums(), dtype=object), int(standard.centre.n)
         group = torch.tensor(groups.of_class, device=rows.device)[rows.labels[self.slots]].cpu().numpy()
         self.factors = np.array(  # weight times copies of each active row, over the common denominator
             [
-                int(self.weights[g] * self.denominator) * int(c)
+                int(values[g] * self.denominator) * int(c)
                 for g, c in zip(group.tolist(), rows.copies[self.slots].tolist(), strict=True)
             ],
             dtype=object,
@@ -102,35 +90,41 @@ class ExactRefinement:
         self.bits = max(176, math.ceil(math.log2(min(growth, LARGEST_GRADIENT)) - math.log2(self.tie)) + 16)
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
-    def decide(self, solution: Solution, near: Tensor) -> Decision:
-        """Sides of the rows in ``near`` (m,), places; ConvergenceError if the corrections find no end."""
-        one = 1 << self.bits
+    def refine(self, solution: Solution) -> None:
+        """Move to the minimum on the active set, from a solution near it; ConvergenceError if the corrections find no end."""
         W, B = self._start(solution)
-        signs = np.where((self.rows.labels[near] == self.label).cpu().numpy(), 1, -1)
-        lengths = self._lengths(near, solution)
+        rows, scale = self.rows, self.scale
+        longest = float(scale.lengths(rows.q, rows.norms).amax() + scale.reach(solution.mu)) * BOUND_ROUNDING_FACTOR
         best, stale = math.inf, 0
         # 200: corrections before giving up: two to ten are usual
         for _ in range(200):
-            g, g_b = self._gradient(W, B)
-            gradient, size = self._scaled(g, g_b, solution)
-            bound = (lengths * size[0] + size[1]) * BOUND_ROUNDING_FACTOR + self.tie / 2
-            f = self._scores(near, W, B)
-            distance = to_floats(f * signs - one, one)
-            undecided = np.abs(distance) <= bound
-            ties = undecided & (bound <= self.tie) & (np.abs(distance) <= self.tie)
-            # 1e-10: bound on the error of margins at which refinement may end: a margin then has ten digits
-            if not (undecided & ~ties).any() and float(bound.max()) <= 1e-10:
-                active, tied = (torch.from_numpy(side).to(near.device) for side in ((distance < 0) & ~ties, ties))
-                return Decision(active, tied, *self._rounded(W, B))
-            rest = size[0] + size[1]
-            best, stale = (rest, 0) if rest < best / 2 else (best, stale + 1)
+            gradient, size, size_b = self._scaled(*self._gradient(W, B), solution)
+            bound = longest * size + size_b
+            if bound <= self.tie / 2:
+                self.W, self.B = W, B
+                return
+            best, stale = (bound, 0) if bound < best / 2 else (best, stale + 1)
             step = solution.apply_inverse(gradient[None])[0]
             # 24: corrections in a row that may leave the gradient where it is: of an ill-conditioned system it rises and
             # falls on its way
-            if stale > 24 or not rest < LARGEST_GRADIENT or not bool(step.isfinite().all()):
+            if stale > 24 or not bound < LARGEST_GRADIENT or not bool(step.isfinite().all()):
                 break
             W, B = self._corrected(W, B, step, solution)
-        raise self._too_long(int((undecided & ~ties).sum()), float(bound.max()))
+        raise self._too_long(bound)
+
+    def sides(self, slots: Tensor) -> Tensor:
+        """Which rows have a margin below 1 (m,), after :meth:`refine`. slots: (m,) places. Ties have not."""
+        one = 1 << self.bits
+        signs = np.where((self.rows.labels[slots] == self.label).cpu().numpy(), 1, -1)
+        distance = to_floats(self._scores(slots, self.W, self.B) * signs - one, one)
+        return torch.from_numpy(distance < -self.tie).to(slots.device)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """w (J,) and b () for features as they come, after :meth:`refine`: each number is rounded once."""
+        one = 1 << self.bits
+        w = torch.from_numpy(to_floats(self.W, one)) / self.scale.step
+        b = torch.tensor((self.B - self._shift(self.W)) / one, dtype=torch.float64)
+        return w.to(self.rows.device), b.to(self.rows.device)
 
     def _start(self, solution: Solution) -> tuple[Integers, int]:
         """The point of a solution."""
@@ -139,22 +133,15 @@ class ExactRefinement:
         if self.mean is not None:  # the intercept is that of standardised rows
             b = solution.w[-1] / scale.root if scale.intercept == "penalized" else torch.zeros_like(b)
         if not bool(w.isfinite().all() & b.isfinite().all()):
-            raise self._too_long(len(self.slots), math.inf)
+            raise self._too_long(math.inf)
         return to_integers(w[:, 0].cpu() * scale.step, self.bits), int(to_integers(b.cpu(), self.bits)[0])
 
-    def _rounded(self, W: Integers, B: int) -> tuple[Tensor, Tensor]:
-        """w (J,) and b () of a point, for features as they come."""
-        one = 1 << self.bits
-        w = torch.from_numpy(to_floats(W, one)) / self.scale.step
-        b = torch.tensor((B - self._shift(W)) / one, dtype=torch.float64)
-        return w.to(self.rows.device), b.to(self.rows.device)
-
-    def _too_long(self, count: int, bound: float) -> ConvergenceError:
+    def _too_long(self, bound: float) -> ConvergenceError:
         least = self.scale.rho * self.spread / LONGEST_ROWS**2
         return ConvergenceError(
-            f"{count} margin(s) of class {self.label} lie within {bound:.1e} of 1 and cannot be told apart from it: the active "
-            f"samples are {self.spread**0.5:.1e} times as long as the ridge, and float64 has 16 digits. Use a rho of at least "
-            f"{least:.1e}, or scale the features. The samples are held all the same."
+            f"the weights of class {self.label} cannot be found: margins are known to {bound:.1e} only, because the active "
+            f"samples are {self.spread**0.5:.1e} times as long as the square root of rho, and float64 has 16 digits. Use a rho "
+            f"of at least {least:.1e}, or scale the features. The samples are still held."
         )
 
     def _gradient(self, W: Integers, B: int) -> tuple[Integers, int]:
@@ -194,35 +181,24 @@ class ExactRefinement:
         ]
         return join_limbs(np.concatenate(out)) if out else np.zeros(0, dtype=object)
 
-    def _scaled(self, g: Integers, g_b: int, solution: Solution) -> tuple[Tensor, tuple[float, float]]:
-        """The gradient in the coordinates of the solution (D + 1,), the intercept last, and bounds on both parts."""
+    def _scaled(self, g: Integers, g_b: int, solution: Solution) -> tuple[Tensor, float, float]:
+        """The gradient in the coordinates of the solution (D,), its norm, and a bound on the error of a free intercept."""
         unit, scale = self.denominator << self.bits, self.scale
         flat = torch.from_numpy(to_floats(g, unit)).to(solution.device) * scale.factor
         gb = g_b / unit
         if scale.intercept == "penalized":
             flat = torch.cat([flat, torch.tensor([gb / scale.root], dtype=torch.float64, device=flat.device)])
-            return flat, (float(flat.norm()), 0.0)
-        if scale.intercept == "none":
-            return flat, (float(flat.norm()), 0.0)
+        if scale.intercept != "free":
+            return flat, float(flat.norm()), 0.0
         mean = self._mean(solution)
         rounding = 2.0**-50 * (float(flat.norm()) + float(mean.norm()) * abs(gb))
-        centred = flat - mean * gb
-        weight = self.total / self.denominator
         self._gb = gb
-        return centred, (float(centred.norm()) + rounding, abs(gb) / weight)
+        centred = flat - mean * gb
+        return centred, float(centred.norm()) + rounding, abs(gb) / (self.total / self.denominator)
 
     def _mean(self, solution: Solution) -> Tensor:
         """Mean of the active rows q factor (J,)."""
         return solution.mu if self.scale.offset is None else solution.mu + self.scale.offset
-
-    def _lengths(self, near: Tensor, solution: Solution) -> NDArray[np.float64]:
-        """Lengths of rows v (m,), less the mean with a free intercept."""
-        out = [
-            (self.scale.rows(self.rows.q[near[a : a + BLOCK_TERMS]]) - solution.mu).norm(dim=1)
-            for a in range(0, len(near), BLOCK_TERMS)
-        ]
-        lengths: NDArray[np.float64] = torch.cat(out).cpu().numpy() * BOUND_ROUNDING_FACTOR
-        return lengths
 
     def _corrected(self, W: Integers, B: int, step: Tensor, solution: Solution) -> tuple[Integers, int]:
         """The point after a step (D,) in the coordinates of the solution."""

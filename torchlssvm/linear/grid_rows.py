@@ -22,9 +22,6 @@ from torchlssvm.statistics.batch import SampleBatch
 ROW_HASH_BYTES = 16
 """Bytes of a row's hash in the index; two rows with one hash are told apart by their numbers."""
 
-CENTRED_ROWS = 1024
-"""Rows that are turned into float64 at a time: 10 MB at 1,280 features."""
-
 HEAVIEST_ROW = 2**52
 """Copies of a row times its largest square: past this one row's products would not be exact in float64."""
 
@@ -72,9 +69,6 @@ class GridRows:
         self._copies = torch.empty(0, dtype=torch.float64, device=self.device)
         self._norms = torch.empty(0, dtype=torch.float64, device=self.device)
         self._peaks = torch.empty(0, dtype=torch.float64, device=self.device)
-        self._spreads = torch.empty(0, dtype=torch.float64, device=self.device)
-        self.centre = torch.zeros(self.in_features, dtype=torch.float64, device=self.device)
-        self._recentre = False
         self._keys: list[bytes] = []
         self._where: dict[bytes, int] = {}
 
@@ -102,11 +96,6 @@ class GridRows:
     def peaks(self) -> Tensor:
         """Largest magnitudes of the rows (n,), in steps."""
         return self._peaks[: self.n]
-
-    @property
-    def spreads(self) -> Tensor:
-        """Distances of the rows from ``centre`` (n,), in steps: a point near their mean, renewed when the array grows."""
-        return self._spreads[: self.n]
 
     @property
     def capacity(self) -> int:
@@ -173,7 +162,7 @@ class GridRows:
         return places, sources
 
     def _columns(self) -> tuple[Tensor, ...]:
-        return self._q, self._labels, self._copies, self._norms, self._peaks, self._spreads
+        return self._q, self._labels, self._copies, self._norms, self._peaks
 
     def reserve(self, m: int) -> None:
         """Make room for m more rows."""
@@ -188,8 +177,7 @@ class GridRows:
                 new = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
             new[: self.n] = old[: self.n]
             grown.append(new)
-        self._q, self._labels, self._copies, self._norms, self._peaks, self._spreads = grown
-        self._recentre = True
+        self._q, self._labels, self._copies, self._norms, self._peaks = grown
 
     def _append(self, change: RowChange) -> None:
         m = len(change.q)
@@ -201,20 +189,10 @@ class GridRows:
         wide = change.q.to(torch.float64)
         self._norms[at] = wide.square().sum(1).sqrt()
         self._peaks[at] = checks.row_largest(wide)
-        if not self._recentre:
-            self._spreads[at] = (wide - self.centre).norm(dim=1)
         for i, key in enumerate(change.keys):
             self._where[key] = self.n + i
         self._keys += change.keys
         self.n += m
-        if self._recentre:
-            self._recentre = False
-            self.centre = (
-                torch.stack([part.to(torch.float64).sum(0) for part in self.q.split(CENTRED_ROWS)]).sum(0) / self.n
-            )
-            self._spreads[: self.n] = torch.cat(
-                [(part - self.centre).norm(dim=1) for part in self.q.split(CENTRED_ROWS)]
-            )
 
     def find(self, batch: SampleBatch) -> Tensor:
         """Places of the rows of a checked batch (B,); RemovalError, naming the first, if one is not held."""
@@ -238,12 +216,6 @@ class GridRows:
             for row, label in zip(q, labels, strict=True)
         ]
         return torch.tensor([int.from_bytes(h.digest(), "little") % count for h in hashes], device=self.device)
-
-    def of_label(self, label: int) -> RowChange:
-        """The change that takes all rows of a class away."""
-        slots = torch.nonzero(self.labels == label)[:, 0]
-        empty = self._q[:0]
-        return RowChange(slots, -self.copies[slots], empty, self._labels[:0], self._copies[:0])
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

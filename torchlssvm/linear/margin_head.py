@@ -6,7 +6,7 @@ import os
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import GridOption, as_grid, grid_to_json
@@ -149,13 +149,6 @@ class MarginHead(LinearHead):
         counts = [copies[self.solver.active(k)].sum() for k in range(self.num_classes)]
         return torch.stack(counts).to(torch.int64)
 
-    @property
-    @exclusive
-    def ties(self) -> Tensor:
-        """Distinct samples of each class whose margin is 1 to 30 digits (K,): they count as inactive."""
-        self.solve()
-        return self.solver.tie_counts()
-
     @exclusive
     def active(self, x: Any, y: Any) -> Tensor:
         """Tell which samples held are active in which class (B, K). x: (B, J); y: (B,), as added."""
@@ -193,14 +186,8 @@ class MarginHead(LinearHead):
     def forget_class(self, c: int) -> Self:
         """Unlearn all samples of one class. The class keeps its number."""
         checks.label(c, self.num_classes)
-        rows = self.samples.of_label(c)
-        if not len(rows.slots):
-            return self
-        grid = self.grid
-        assert grid is not None
-        x = grid.dequantize(self.samples.q[rows.slots])
-        labels = torch.full((len(x),), c, device=self.device)
-        return self._apply_changes([(self.statistics.check(x, labels, -rows.copies, gridded=True), -1)])
+        mine = self.samples.labels == c
+        return self._apply_changes([(self._held_batch(self, mine), -1)]) if bool(mine.any()) else self
 
     def _merge(self, other: MarginHead, sign: int) -> Self:
         if not isinstance(other, MarginHead):
@@ -213,15 +200,18 @@ class MarginHead(LinearHead):
             other.check_whole()
             self.check_whole()
             self.statistics.compatible(other.statistics)
-            grid, rows = other.grid, other.samples
-            if other.n == 0 or grid is None:
+            if other.n == 0 or other.grid is None:
                 return self
             if sign > 0 and self.statistics.empty:
-                self.statistics.decide("labels", grid)
-            batch = self.statistics.check(
-                grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), gridded=True
-            )
-            return self._apply_changes([(batch, sign)])
+                self.statistics.decide("labels", other.grid)
+            return self._apply_changes([(self._held_batch(other), sign)])
+
+    def _held_batch(self, head: MarginHead, some: Any = slice(None)) -> SampleBatch:
+        """The samples of a head as a checked batch of this one. some: (n,) bool, only these."""
+        rows, grid = head.samples, head.grid
+        assert grid is not None
+        x, y, copies = grid.dequantize(rows.q[some]), rows.labels[some].clone(), rows.copies[some].clone()
+        return self.statistics.check(x, y, copies, gridded=True)
 
     # -- diagnostics -----------------------------------------------------------------------------------------------------
 
@@ -404,8 +394,8 @@ class MarginHead(LinearHead):
 
         The active sets are in the order of :meth:`sample_state`.
         """
-        w, b = self.solve()
-        return {"w": w, "b": b, "active": self.solver.sides_in_saved_order()}
+        self.solve()
+        return self.solver.state()
 
     @exclusive
     def snapshot(self) -> dict[str, Tensor]:
@@ -420,17 +410,8 @@ class MarginHead(LinearHead):
         """
         if not state:
             return
-        counts, order = self.statistics.counts, self.samples.saved_order()
-        fitted = ((counts > 0) & (counts < self.statistics.n)).to(torch.float64)
-        sides = torch.empty_like(state["active"])
-        if tuple(sides.shape) != (self.num_classes, len(order)) or not bool(state["w"].isfinite().all()):
-            raise ValueError(
-                f"active sets {tuple(sides.shape)} are not of {len(order)} samples, or weights are not finite"
-            )
-        sides[:, order] = state["active"]
         with self.changing():
-            proofs = nn.functional.pad(fitted[:, None], (4, 0))
-            self.solver.restore({"w": state["w"], "b": state["b"], "proofs": proofs}, sides)
+            self.solver.restore(state)
             self.solver.restart()
 
     @exclusive

@@ -58,6 +58,11 @@ class RowScale:
         parts = [(q[a : a + size] * factor).norm(dim=1) for a in range(0, len(q), size)]
         return torch.cat(parts) if parts else norms.clone()
 
+    def reach(self, mu: Tensor) -> float:
+        """Bound on the length by which a row v, less a mean mu (D,), differs from q factor."""
+        shift = 0.0 if self.offset is None else float(self.offset.norm())
+        return shift + (1.0 / self.root if self.intercept == "penalized" else float(mu.norm()))
+
     def weights(self, w: Tensor, beta: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (J, C) and intercepts (C,) with scores x @ w + b for features as they come.
 
