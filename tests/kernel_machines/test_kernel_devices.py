@@ -32,7 +32,7 @@ def run(machine: KernelLSSVM, x: torch.Tensor, y: torch.Tensor, targets: torch.T
     machine.replace(some[:5], x[:5], y[:5])
     machine.update(add=(x[:3], y[:3]), remove=some[5:10])
     yield machine(x), machine.b
-    machine.C = 2.0
+    machine.set_C(2.0)
     machine.refresh()
     yield machine(x), machine.b
     machine.relabel(machine.ids[:5], y[:5])

@@ -117,7 +117,7 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(C=st.sampled_from([0.01, 1.0, 50.0]))
     def changing_C(self, C):
-        self.machine.C = C
+        self.machine.set_C(C)
 
     @rule()
     def refreshing(self):
@@ -205,6 +205,43 @@ def test_leave_one_out_is_a_refit(kernel, bias, updated):
         alpha, b = lssvm(K[others][:, others], y[others], 5.0, bias)
         left_out[i] = K[i, others] @ alpha + b
     torch.testing.assert_close(machine.leave_one_out(), left_out, rtol=1e-8, atol=1e-8)
+
+
+def test_a_penalty_for_each_class_is_a_dense_solve():
+    C = torch.tensor([0.5, 4.0, 30.0], dtype=torch.float64)
+    machine = KernelLSSVM(RBF(sigma=2.0), C=C.tolist(), num_classes=3)
+    labels = LABELS.clone()
+
+    def check(rows):
+        rows = torch.as_tensor(rows)
+        K, y = rbf(POOL[rows], POOL[rows]), code(labels[rows], 3)
+        ridge = torch.diag(1.0 / machine._C[labels[rows]])
+        ones = torch.ones(len(rows), 1, dtype=torch.float64)
+        M = torch.cat([torch.cat([ones.new_zeros(1, 1), ones.mT], 1), torch.cat([ones, K + ridge], 1)])
+        solution = torch.linalg.solve(M, torch.cat([y.new_zeros(1, 3), y]))
+        torch.testing.assert_close(machine.alpha, solution[1:], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(machine.b, solution[0], rtol=1e-9, atol=1e-9)
+
+    ids = machine.add(POOL[:100], LABELS[:100])
+    check(range(100))
+    for i in ids[:30]:
+        machine.remove(i)
+    machine.add(POOL[100:140], LABELS[100:140])
+    check(range(30, 140))
+    labels[30:40] = (labels[30:40] + 1) % 3
+    machine.relabel(ids[30:40], labels[30:40])
+    check(range(30, 140))
+    twin = KernelLSSVM(RBF(sigma=2.0), num_classes=3)
+    twin.load_state_dict(machine.state_dict())
+    assert twin.C == (0.5, 4.0, 30.0)
+    assert torch.equal(twin(POOL), machine(POOL))
+    machine.set_C((1.0, 2.0, 3.0))
+    check(range(30, 140))
+    for bad in ([1.0, 2.0], [1.0, 2.0, 0.0]):
+        with pytest.raises(ValueError, match="C must be"):
+            machine.set_C(bad)
+    with pytest.raises(ValueError, match="labels"):
+        machine.add(POOL[:1], torch.randn(1, 3))
 
 
 def test_budget_removes_what_matters_least():
@@ -353,7 +390,7 @@ def test_a_kernel_that_is_none_is_refused_and_nothing_changes():
     assert int(machine.add(rows[1:2], torch.tensor([1]))) == 1
     before = machine(POOL)
     with pytest.raises(ValueError, match="not positive semidefinite"):
-        machine.C = 10.0
+        machine.set_C(10.0)
     assert machine.C == 0.1
     assert torch.equal(machine(POOL), before)
 
@@ -639,7 +676,7 @@ def test_the_first_change_after_a_bulk_change_factors_nothing(bulk):
         machine = twin
         machine.add(POOL[:1], LABELS[:1])  # a file has neither factor nor inverse: the first change makes the factor
     elif bulk == "C":
-        machine.C = 2.0
+        machine.set_C(2.0)
     with Count() as count:
         for r in range(200, 230):
             machine.add(POOL[r : r + 1], LABELS[r : r + 1])
@@ -701,7 +738,7 @@ def test_a_change_of_C_that_fails_leaves_C_as_it_was():
     svm.add(x, y)
     before, fails = svm(x), True
     with pytest.raises(RuntimeError, match="no memory"):
-        svm.C = 50.0
+        svm.set_C(50.0)
     fails = False
     assert svm.C == 1.0
     assert torch.equal(svm(x), before)

@@ -23,7 +23,7 @@ from torchlssvm import (
 )
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import lagrangian
-from torchlssvm.kernel_machines import newton_step
+from torchlssvm.kernel_machines.lagrangian import step_by_inverse, step_by_kernel
 from torchlssvm.kernels import RBF, Linear, Polynomial
 
 pytest.importorskip("scipy")
@@ -157,8 +157,8 @@ def test_both_sides_of_a_newton_step_agree():
     y = SIGNS[3:]
     inside = torch.rand(197, generator=GENERATOR) < 0.6
     solver = machine._solver
-    a = newton_step.step_by_kernel(solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
-    b = newton_step.step_by_inverse(solver, y, (~inside).nonzero()[:, 0])
+    a = step_by_kernel(solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
+    b = step_by_inverse(solver, y, (~inside).nonzero()[:, 0])
     for left, right in zip(a, b, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
@@ -208,7 +208,8 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(C=st.sampled_from([0.05, 1.0, 30.0]))
     def changing_C(self, C):
-        self.machine.C = self.C = C
+        self.C = C
+        self.machine.set_C(C)
 
     @rule()
     def saving(self):
@@ -253,9 +254,9 @@ def test_changing_C_checks_the_step():
     machine = LagrangianSVM(RBF(sigma=2.0), C=1.0, step=1.5, solver="iteration")
     machine.add(POOL[:20], LABELS[:20])
     with pytest.raises(ValueError, match="below 2/C"):
-        machine.C = 10.0
+        machine.set_C(10.0)
     assert machine.C == 1.0
-    machine.C = 0.5
+    machine.set_C(0.5)
     close(machine, qp(range(20), 0.5), 1e-4)
 
 

@@ -35,6 +35,7 @@ WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": WEIGHTED for kind in ("dense", "sparse")}
 BORDER = "predict goes by decision_function; Platt and isotonic move the border to where both classes are as probable"
 MOVED = EXPECTED | {"check_classifiers_train": BORDER}
+NO_BIAS = {"check_class_weight_classifiers": "a line through the origin cannot give almost all samples to one class"}
 ESTIMATORS = [
     (LSSVMClassifier(), {}),
     (LSSVMClassifier(rho=1.0, multiclass="ovo", class_weight="balanced", grid=None), {}),
@@ -45,9 +46,9 @@ ESTIMATORS = [
     (LSSVMRegressor(), {}),
     (LSSVMRegressor(alphas="path", grid=None), EXPECTED),
     (KernelLSSVMClassifier(), {}),
-    (KernelLSSVMClassifier("linear", bias=False), {}),
-    (IncrementalSVC("poly"), {}),
-    (IncrementalSVC("laplacian"), {}),
+    (KernelLSSVMClassifier("linear", bias=False), NO_BIAS),
+    (IncrementalSVC("poly"), EXPECTED),
+    (IncrementalSVC("laplacian"), EXPECTED),
     (RandomFeatures(5), {}),
 ]
 
@@ -349,13 +350,44 @@ def test_fit_solves_and_the_same_rows_leave_once() -> None:
     assert LSSVMClassifier().fit(X, y, sample_weight=np.full(len(y), 0.5)).head_.grid is None
 
 
-@pytest.mark.parametrize("estimator", [LSSVMClassifier, MarginClassifier])
+@pytest.mark.parametrize("estimator", [LSSVMClassifier, MarginClassifier, KernelLSSVMClassifier, IncrementalSVC])
 def test_an_unknown_label_in_class_weight_is_an_error(estimator) -> None:
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match="'setsoa'"):
         estimator(class_weight={"setsoa": 2.0}).fit(X, np.array(["setosa", "versicolor", "virginica"])[y])
     with pytest.raises(ValueError, match="class_weight"):
         estimator(class_weight="balancd").fit(X, y)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("kind", [KernelLSSVMClassifier, IncrementalSVC])
+def test_class_weights_probabilities_and_label_errors_of_kernel_machines(kind, classes) -> None:
+    X, y = load_iris(return_X_y=True)
+    kept = np.flatnonzero((y < classes) & ~((y == 1) & (np.arange(150) % 2 == 0)))  # half of one class
+    kept = np.random.default_rng(0).permutation(kept)
+    X, y = X[kept][:, 1:3], y[kept]
+    names = np.array(["a", "b", "c"])[y]
+    counts = np.bincount(y)
+    model = kind(gamma=0.5, C=2.0, class_weight="balanced").fit(X, names)
+    by_hand = kind(
+        gamma=0.5, C=2.0, class_weight={n: len(y) / (classes * c) for n, c in zip("abc", counts, strict=False)}
+    )
+    np.testing.assert_allclose(model.decision_function(X), by_hand.fit(X, names).decision_function(X), atol=1e-6)
+    if kind is IncrementalSVC:
+        theirs = SVC(C=2.0, gamma=0.5, class_weight="balanced", tol=1e-10).fit(X, names)
+        np.testing.assert_array_equal(model.predict(X), theirs.predict(X))
+    proba = model.predict_proba(X)
+    np.testing.assert_allclose(proba.sum(1), 1)
+    np.testing.assert_array_equal(model.classes_[proba.argmax(1)], model.predict(X))
+    never = kind(gamma=0.5, C=2.0, class_weight="balanced").fit(X[20:], names[20:])
+    model.partial_unfit(model.ids_[:20])  # weights and probabilities forget too
+    np.testing.assert_allclose(model.decision_function(X), never.decision_function(X), atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(X), never.predict_proba(X), atol=1e-5)
+    wrong = names.copy()
+    wrong[3] = "b" if names[3] != "b" else "a"
+    found = kind(gamma=0.5, C=2.0).fit(X, wrong).label_errors()
+    assert 3 in found.order[:8].tolist()
+    assert (3, wrong[3], names[3]) in found.names()
 
 
 def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:

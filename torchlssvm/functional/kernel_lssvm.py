@@ -36,6 +36,6 @@ def leave_one_out(y: Tensor, alpha: Tensor, H: Tensor) -> Tensor:
     return y - alpha / H[:, None]
 
 
-def own_effect(alpha: Tensor, H: Tensor, C: float) -> Tensor:
-    """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place."""
-    return alpha.abs().amax(1) * (1.0 / H - 1.0 / C).clamp(min=0.0)
+def own_effect(alpha: Tensor, H: Tensor, ridge: Tensor | float) -> Tensor:
+    """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place. ridge: 1/C."""
+    return alpha.abs().amax(1) * (1.0 / H - ridge).clamp(min=0.0)

@@ -19,26 +19,22 @@ class GrowingFactor:
 
     def half_solve(self, rows: Tensor) -> Tensor:
         """L^-1 v for each of the rows v (k, size)."""
-        return self._triangular(rows, self.L, upper=False)
+        return self._padded_solve(rows, transposed=False)
 
     def half_solve_transposed(self, rows: Tensor) -> Tensor:
         """L^-T v for each of the rows v (k, size)."""
-        return self._triangular(rows, self.L.mT, upper=True)
+        return self._padded_solve(rows, transposed=True)
 
     def solve(self, rows: Tensor) -> Tensor:
         """Q^-1 v for each of the rows v (k, size)."""
-        right = self._padded(rows).mT
-        half = torch.linalg.solve_triangular(self.L, right, upper=False)
-        solved: Tensor = torch.linalg.solve_triangular(self.L.mT, half, upper=True)
-        return solved.mT[:, : self.size]
+        return self.half_solve_transposed(self.half_solve(rows))
 
-    def _triangular(self, rows: Tensor, triangle: Tensor, upper: bool) -> Tensor:
-        solved: Tensor = torch.linalg.solve_triangular(triangle, self._padded(rows).mT, upper=upper)
-        return solved.mT[:, : self.size]
-
-    def _padded(self, rows: Tensor) -> Tensor:
+    def _padded_solve(self, rows: Tensor, transposed: bool) -> Tensor:
         missing = self.L.shape[0] - self.size
-        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+        right = torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+        triangle = self.L.mT if transposed else self.L
+        solved: Tensor = torch.linalg.solve_triangular(triangle, right.mT, upper=transposed)
+        return solved.mT[:, : self.size]
 
     def inverse(self) -> Tensor:
         """The inverse Q^-1 (size, size)."""

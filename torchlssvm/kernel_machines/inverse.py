@@ -1,5 +1,7 @@
 """Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
 
+C may differ by class: then 1/C is that of each sample's class.
+
 After a bulk change there is the Cholesky factor of Q. Rows added extend it. A row removed is a term of low rank, and terms
 wait in V (:data:`cost.DEFERRED_ROWS`): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
 inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
@@ -39,8 +41,9 @@ ROUNDING_PER_CONDITION = 1e3 * torch.finfo(torch.float64).eps
 class KernelInverse:
     """The inverse, and the solution h, for the samples in ``slots``."""
 
-    def __init__(self, kernel: Kernel, slots: SampleSlots, C: float, offset: float = 0.0):
-        self.kernel, self.slots, self.C, self.offset = kernel, slots, C, offset
+    def __init__(self, kernel: Kernel, slots: SampleSlots, C: float | Tensor, offset: float = 0.0):
+        self.kernel, self.slots, self.offset = kernel, slots, offset
+        self.set_C(C)
         self.warned = False
         self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED_ROWS)
         self._clear()
@@ -110,28 +113,35 @@ class KernelInverse:
         K = self.kernel.tiled(x1, x2)
         return K + self.offset if self.offset else K
 
-    def block(self, x: Tensor) -> Tensor:
-        """Q (k, k) of prepared rows x (k, J)."""
+    def ridge(self, *parts: Tensor) -> Tensor | float:
+        """1/C for samples with these targets, parts (k, K): one number, or (k,) where C differs by class."""
+        if isinstance(self.C, float):
+            return 1.0 / self.C
+        return self.C.reciprocal()[torch.cat(parts).argmax(1)]
+
+    def block(self, x: Tensor, y: Tensor) -> Tensor:
+        """Q (k, k) of prepared rows x (k, J) with targets y (k, K)."""
         if x.shape[0] == 1:
-            return self.matrix_diagonal(x)[:, None]
+            return self.matrix_diagonal(x, y)[:, None]
         Q = self.gram(x, x)
-        Q.diagonal().add_(1.0 / self.C)
+        Q.diagonal().add_(self.ridge(y))
         return Q
 
-    def matrix_diagonal(self, x: Tensor) -> Tensor:
-        """Q_ii (k,) of prepared rows x (k, J)."""
+    def matrix_diagonal(self, x: Tensor, y: Tensor) -> Tensor:
+        """Q_ii (k,) of prepared rows x (k, J) with targets y (k, K)."""
         if self.kernel.deep:  # its diag() takes what is not prepared
             K = torch.cat([self.kernel.gram(part, part).diagonal() for part in x.split(64)])
         else:
             K = self.kernel.diag(x)
-        return K + (self.offset + 1.0 / self.C)
+        return K + (self.offset + self.ridge(y))
 
     def drift(self, slots: Tensor) -> Tensor:
         """C max |Q h - t| / max |h| over these slots: since |Q^-1| <= C, a bound of the relative error of h there."""
         top, h = self.slots.top, self.h[: self.slots.top]
         x = self.slots.x
-        Qh = self.kernel.tiled_product(x[slots], x[:top], h) + self.offset * h.sum(0) + h[slots] / self.C
-        return self.C * (Qh - self.slots.targets[slots]).abs().max() / h.abs().max()
+        own = (h[slots].mT * self.ridge(self.slots.y[slots])).mT
+        Qh = self.kernel.tiled_product(x[slots], x[:top], h) + self.offset * h.sum(0) + own
+        return self.largest_C * (Qh - self.slots.targets[slots]).abs().max() / h.abs().max()
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -151,7 +161,7 @@ class KernelInverse:
         if self.waiting + len(ids) > cost.DEFERRED_ROWS:
             self._add_waiting()
         at = self.slots.at_ids(ids)
-        Q = self.block(self.slots.x[at])
+        Q = self.block(self.slots.x[at], self.slots.y[at])
         term = block_inverse.removal(self.inverse_rows(at), at, self.h[: self.slots.top], Q)
         if self._inaccurate(term):
             self._change_and_solve(ids, *self.slots.nothing)
@@ -178,7 +188,7 @@ class KernelInverse:
         places = slots.places(x.shape[0])
         at, top = slots.at(places), max(before, max(places) + 1)
         tc = constant_pad_nd(y, (0, 1), 1.0)
-        term = block_inverse.addition(B, Qc, self.block(x), at, slots.targets, tc, top)
+        term = block_inverse.addition(B, Qc, self.block(x, y), at, slots.targets, tc, top)
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
@@ -192,19 +202,29 @@ class KernelInverse:
         return out
 
     def retarget(self, ids: list[int], y: Tensor) -> None:
-        """Give samples other targets (k, K): the inverse stays as it is."""
+        """Give samples other targets (k, K): the inverse stays as it is, unless C differs by class."""
         at = self.slots.at_ids(ids)
         change = y - self.slots.y[at]
-        if self.U is None:
+        if not isinstance(self.C, float):
+            before = self.slots.columns.clone()
+            self.slots.columns[at, : self.slots.K] = y
+            try:
+                self.set_C(self.C)
+                self.solve()
+            except BaseException:
+                self.slots.columns = before
+                raise
+        elif self.U is None:
             self.slots.columns[at, : self.slots.K] = y
             self.h[: self.slots.top] = self.product(self.slots.targets.mT).mT
         else:
             self.h[: self.slots.top, :-1] += self.inverse_rows(at).mT @ change
             self.slots.columns[at, : self.slots.K] = y
 
-    def set_C(self, C: float) -> None:
-        """Change the penalty; :meth:`solve` makes the solution that of the new one."""
+    def set_C(self, C: float | Tensor) -> None:
+        """Change the penalty, a number or one for each class (K,); :meth:`solve` makes the solution that of the new one."""
         self.C, self.Q = C, None
+        self.largest_C = C if isinstance(C, float) else float(C.max())
 
     def solve(self) -> None:
         """Factor the matrix of the samples held again."""
@@ -235,6 +255,7 @@ class KernelInverse:
         self.U = None if self.U is None else self.U.to(device)
         self.V, self._no_terms, self.s, self.h = (t.to(device) for t in (self.V, self._no_terms, self.s, self.h))
         self.Q = None if self.Q is None else self.Q.to(device)
+        self.C = self.C if isinstance(self.C, float) else self.C.to(device)
         if self.factor is not None:
             self.factor.to(device)
 
@@ -252,7 +273,7 @@ class KernelInverse:
         """Factor the matrix if there is neither a factor nor the inverse: just loaded, hence without gaps."""
         if self.U is None and self.factor is None:
             n = len(self.slots)
-            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n]).L, n)
+            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n], self.ridge(self.slots.y[:n])).L, n)
 
     def _need_inverse(self) -> Tensor:
         """U, made from the factor if there is none, and not shared: to be written to."""
@@ -302,9 +323,12 @@ class KernelInverse:
         order = self.slots.order()
         probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
         drift, largest = (
-            float(v) for v in checks.read(self.drift(probed), self.matrix_diagonal(self.slots.x[order]).amax())
+            float(v)
+            for v in checks.read(
+                self.drift(probed), self.matrix_diagonal(self.slots.x[order], self.slots.y[order]).amax()
+            )
         )
-        allowed = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * largest)
+        allowed = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.largest_C * largest)
         if drift <= allowed:
             return False
         allowed *= WARNED_ERROR / REPAIRED_ERROR
@@ -326,8 +350,9 @@ class KernelInverse:
         n = len(left) + k
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
-        Q = self._matrix_of(X, x, kept) if 0 < n <= cost.LARGEST_KEPT_MATRIX else None
-        factor = self.factor_of(X, Q) if n else None
+        ridge = self.ridge(slots.y[kept], y)
+        Q = self._matrix_of(X, x, kept, ridge) if 0 < n <= cost.LARGEST_KEPT_MATRIX else None
+        factor = self.factor_of(X, ridge, Q) if n else None
         out = slots.rebuild(left, kept, X, x, y)
         self._clear()
         if factor is None:
@@ -342,7 +367,7 @@ class KernelInverse:
             self.h = constant_pad_nd(h, (0, 0, 0, slots.capacity - n))
         return out
 
-    def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor) -> Tensor:
+    def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor, ridge: Tensor | float) -> Tensor:
         """Q of rows X: those in the slots ``kept``, and behind them x (k, J). What is at hand is not computed again."""
         if self.Q is None:
             old, n, x = None, 0, X
@@ -351,7 +376,7 @@ class KernelInverse:
             if not x.shape[0]:
                 return old
         new = self.gram(x, X)
-        new[:, n:].diagonal().add_(1.0 / self.C)
+        new[:, n:].diagonal().add_(ridge if isinstance(ridge, float) else ridge[n:])
         self._check_finite(float(new.sum()))
         return new if old is None else torch.cat([torch.cat([old, new[:, :n].mT], 1), new])
 
@@ -359,40 +384,40 @@ class KernelInverse:
         if not math.isfinite(total):
             raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
 
-    def factor_of(self, X: Tensor, Q: Tensor | None = None) -> system.Factor:
+    def factor_of(self, X: Tensor, ridge: Tensor | float, Q: Tensor | None = None) -> system.Factor:
         """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it. Q: (n, n), if it is at hand."""
         n = X.shape[0]
         if Q is not None:
             L, info = torch.linalg.cholesky_ex(Q)
             if int(info) == 0:
                 return system.Factor(L, n, info)
-        work = self._system(X)
+        work = self._system(X, ridge)
         largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
         factor = system.factor_(work, n)
         info, most, finite = (float(v) for v in checks.read(factor.info, largest, total))
         self._check_finite(finite)
         if info == 0:
             return factor
-        work = self._system(X)
-        factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
+        work = self._system(X, ridge)
+        factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.largest_C))
         if float(least) < -1e-12 * n * most:
             raise ValueError(
                 f"the kernel matrix is not positive semidefinite: K + I/C has the eigenvalue {float(least):.3g}. "
                 "Use a valid kernel. Nothing was changed."
             )
         warnings.warn(
-            f"K + I/C is singular to machine precision at C = {self.C:g}; its eigenvalues were raised to 1/C, where they "
-            "belong. A smaller C is solved to more digits.",
+            f"K + I/C is singular to machine precision at C = {self.largest_C:g}: its eigenvalues were raised to 1/C. "
+            "A smaller C is solved to more digits.",
             NumericalWarning,
             stacklevel=2,
         )
         return factor
 
-    def _system(self, X: Tensor) -> Tensor:
+    def _system(self, X: Tensor, ridge: Tensor | float) -> Tensor:
         n = X.shape[0]
         work = system.workspace(n, X.device)
         work[:n, :n] = self.gram(X, X)
-        work.diagonal()[:n].add_(1.0 / self.C)
+        work.diagonal()[:n].add_(ridge)
         if work.shape[0] > n:
             work[n:].zero_()
             work[:, n:].zero_()

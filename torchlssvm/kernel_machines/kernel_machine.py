@@ -33,30 +33,23 @@ class KernelMachine(nn.Module):
     """
 
     _solver: KernelInverse
+    _bias: Any
     _carried = 0  # numbers that the machine keeps beside each sample
     _offset = 0.0  # constant added to the kernel
 
-    def __init__(self, kernel: Kernel | Callable[[Tensor, Tensor], Tensor], C: float, outputs: int, device: Any):
+    def __init__(self, kernel: Kernel | Callable[[Tensor, Tensor], Tensor], C: Any, outputs: int, device: Any):
         super().__init__()
         self.kernel = as_kernel(kernel)
-        self._C, self._outputs = checks.positive(C, "C"), outputs
+        self._outputs = outputs
         self._device = torch.empty(0, device=device).device
+        self._C = self._check_C(C)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
-    def C(self) -> float:
-        """The penalty of an error; larger fits closer. Setting it costs a solve."""
-        return self._C
-
-    @C.setter
-    @atomically
-    def C(self, value: float) -> None:
-        with all_or_nothing(self):
-            self._C = checks.positive(value, "C")
-            self._solver = self._solver.copy(self.kernel)
-            self._solver.set_C(self._C)
-            self.refresh()
+    def C(self) -> Any:
+        """The penalty of an error; larger fits closer. A number, or a tuple with one for each class."""
+        return self._C if isinstance(self._C, float) else tuple(self._C.tolist())
 
     @property
     def device(self) -> torch.device:
@@ -99,6 +92,57 @@ class KernelMachine(nn.Module):
         if not self._slots.filled:
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
 
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    @atomically
+    def add(self, x: Any, y: Any) -> Tensor:
+        """Learn samples. x: (B, J); y: (B,) labels, or targets (B, K) where the machine takes them. Returns their ids (B,)."""
+        return self._names(self._change([], *self._check(x, y)))
+
+    @atomically
+    def remove(self, ids: Any) -> Self:
+        """Unlearn samples by id."""
+        self._change(self._slots.find(ids), *self._slots.nothing)
+        return self
+
+    @atomically
+    def update(self, add: tuple[Any, Any] | None = None, remove: Any = None) -> Tensor:
+        """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
+        new = self._slots.nothing if add is None else self._check(*add)
+        return self._names(self._change([] if remove is None else self._slots.find(remove), *new))
+
+    @atomically
+    def replace(self, ids: Any, x: Any, y: Any) -> Self:
+        """Exchange the samples behind these ids for others."""
+        found = self._slots.find(ids)
+        rows, targets = self._check(x, y)
+        if rows.shape[0] != len(found):
+            raise ValueError(f"x has {rows.shape[0]} rows for {len(found)} ids")
+        before = self._slots.next_id
+        new = self._change(found, rows, targets)
+        self._slots.rename(new, found)
+        self._slots.next_id = before
+        return self
+
+    @atomically
+    def relabel(self, ids: Any, y: Any) -> Self:
+        """Give samples other labels (or targets): the inverse is left alone, unless C differs by class."""
+        found = self._slots.find(ids)
+        targets = self._targets(y, self._slots.x.new_empty(len(found), 0))
+        if found:
+            self._solver.retarget(found, targets)
+        return self
+
+    @atomically
+    def set_C(self, C: Any) -> Self:
+        """Change the penalty, which costs a solve; where that fails, nothing has changed."""
+        with all_or_nothing(self):
+            self._C = self._check_C(C)
+            self._solver = self._solver.copy(self.kernel)
+            self._solver.set_C(self._C)
+            self.refresh()
+        return self
+
     @atomically
     def compute_inverse(self) -> Self:
         """Compute the inverse now, which otherwise waits for a later update. After a bulk change this takes n^3 flops.
@@ -137,31 +181,36 @@ class KernelMachine(nn.Module):
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         rows = input_checks.samples(x, self.kernel, self.in_features, self._device)
-        return rows, self._targets(y, rows)
+        return self._prepare(rows), self._targets(y, rows)
+
+    def _prepare(self, rows: Tensor) -> Tensor:
+        """Rows as they are kept."""
+        return rows
 
     def _targets(self, y: Any, rows: Tensor) -> Tensor:
         return input_checks.targets(y, rows, self._outputs)
 
-    def _check_relabel(self, ids: Any, y: Any) -> tuple[list[int], Tensor]:
-        found = self._slots.find(ids)
-        return found, self._targets(y, self._slots.x.new_empty(len(found), 0))
+    def _check_C(self, C: Any) -> float | Tensor:
+        return checks.positive(C, "C")
 
     def _names(self, ids: list[int]) -> Tensor:
         return torch.arange(ids[0], ids[-1] + 1) if ids else torch.zeros(0, dtype=torch.int64)  # given out in turn
 
     def _settings(self) -> dict[str, Any]:
         kernel = type(self.kernel).__name__
-        return {"format": FORMAT, "machine": type(self).__name__, "kernel": kernel, "C": self._C}
+        return {"format": FORMAT, "machine": type(self).__name__, "kernel": kernel, "C": self.C, "bias": self._bias}
 
     def _restore(self, settings: dict[str, Any]) -> None:
-        self._C = checks.positive(settings["C"], "C")
+        if settings["bias"] != self._bias:
+            raise ValueError(f"bias is {settings['bias']!r} in the saved machine and {self._bias!r} here")
+        self._C = self._check_C(settings["C"])
 
     def _solution(self) -> Tensor:
         """The saved solution (n, m), in the order of ids: with it scores come back to the bit."""
-        raise TypeError(f"{type(self).__name__} must define _solution")
+        return self._solver.h[self._slots.order()]
 
     def _resume(self, solution: Tensor) -> None:
-        raise TypeError(f"{type(self).__name__} must define _resume")
+        self._solver.h[self._slots.order()] = solution
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
@@ -210,6 +259,9 @@ class KernelMachine(nn.Module):
         for name in ("rows", "targets", "solution"):
             if not bool(torch.isfinite(state[name]).all()):
                 raise ValueError(f"the saved {name} hold NaN or inf: the state is damaged")
+        wanted = (len(x), self._outputs + 1 + self._carried)
+        if state["solution"].shape != wanted:
+            raise ValueError(f"solution has shape {tuple(state['solution'].shape)}, needed {wanted}")
         x, y, solution = (t.to(device=self._device, dtype=torch.float64) for t in (x, y, state["solution"]))
         with all_or_nothing(self):
             self._restore(settings)
@@ -259,4 +311,4 @@ class KernelMachine(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the machine: count and penalty."""
-        return f"n={self.n}, C={self._C:g}"
+        return f"n={self.n}, C={self._C:g}" if isinstance(self._C, float) else f"n={self.n}, C={self.C}"

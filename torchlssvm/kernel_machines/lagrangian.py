@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, lagrangian
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernel_machines import input_checks
+from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
-from torchlssvm.kernel_machines.newton_step import support_solver
 from torchlssvm.kernels import Kernel
+
+PAIR_FLOPS = 60
+"""Flops that the kernel of a pair of rows costs beside the 2 J of their product: an exponential and passes over memory."""
 
 
 class LagrangianSVM(KernelMachine):
@@ -34,7 +37,7 @@ class LagrangianSVM(KernelMachine):
             equation (3) of the paper, which at a large C takes thousands.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
             constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
-        max_iter: more steps than this are a ``ConvergenceError``; the samples are held all the same.
+        max_iter: more steps than this are a ``ConvergenceError``; the samples are held nevertheless.
         device: the device of the state.
 
     Example:
@@ -50,6 +53,8 @@ class LagrangianSVM(KernelMachine):
     """
 
     num_classes = 2
+    _C: float
+    _step: float | None = None
     _carried = 1  # alpha, infinite for a sample that is new
 
     def __init__(
@@ -69,7 +74,8 @@ class LagrangianSVM(KernelMachine):
         self._bias: str = checks.one_of(bias, "bias", ("added", "augmented"))
         self._offset = 1.0 if bias == "added" else 0.0
         self.tol, self.max_iter = checks.positive(tol, "tol"), int(checks.positive(max_iter, "max_iter"))
-        self._step = None if step is None else self._check_step(step, self._C)
+        self._step = None if step is None else checks.positive(step, "step")
+        self._check_C(C)
         self.iterations = 0
         self._clear(0)
 
@@ -108,7 +114,7 @@ class LagrangianSVM(KernelMachine):
         self._fitted()
         if self._stale:
             self._solve()
-        rows = self._augment(input_checks.queries(x, self.kernel, self.in_features, self._device))
+        rows = self._prepare(input_checks.queries(x, self.kernel, self.in_features, self._device))
         at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
         beta = self._coefficients(at)
         return (self.kernel.tiled_product(rows, self._slots.x[at], beta) + self._offset * beta.sum())[:, 0]
@@ -128,7 +134,7 @@ class LagrangianSVM(KernelMachine):
 
     @exactly
     def kkt_violation(self) -> float:
-        """max |min(alpha, Q alpha - 1)|, with Q from the kernel anew: zero at the solution."""
+        """max |min(alpha, Q alpha - 1)|, with Q computed from the kernel: zero at the solution."""
         self._fitted()
         self._solve()
         alpha = self.alpha
@@ -137,55 +143,27 @@ class LagrangianSVM(KernelMachine):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @atomically
-    def add(self, x: Any, y: Any) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels 0 or 1. Returns their ids (B,), valid for life."""
-        x, y = self._check(x, y)
-        return self._names(self._change([], self._augment(x), y))
-
-    @atomically
-    def remove(self, ids: Any) -> LagrangianSVM:
-        """Unlearn samples by id."""
-        self._change(self._slots.find(ids), *self._slots.nothing)
-        return self
-
-    @atomically
-    def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
-        """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
-        x, y = self._check(*add)
-        return self._names(self._change(self._slots.find(remove), self._augment(x), y))
-
-    @atomically
-    def relabel(self, ids: Any, y: Any) -> LagrangianSVM:
+    def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples other labels: the inverse is left alone."""
-        found, y = self._check_relabel(ids, y)
-        if found:
-            self._solver.retarget(found, y)
-            self._stale = True
+        super().relabel(ids, y)
+        self._stale = bool(len(self))
         return self
 
-    def refresh(self) -> LagrangianSVM:
-        """Compute the inverse anew from the samples held; alpha follows when it is read."""
+    def refresh(self) -> Self:
+        """Compute the inverse again from the samples held; alpha follows when it is read."""
         super().refresh()
         self._stale = bool(len(self))
         return self
 
-    @KernelMachine.C.setter  # type: ignore[untyped-decorator, attr-defined]
-    def C(self, value: float) -> None:
-        """Change the penalty: one solve."""
-        if self._step is not None:
-            self._check_step(self._step, checks.positive(value, "C"))
-        KernelMachine.C.fset(self, value)  # type: ignore[attr-defined]
-
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _check_step(step: float, C: float) -> float:
-        step = checks.positive(step, "step")
-        if not step < 2.0 / C:
-            raise ValueError(f"step must be below 2/C = {2.0 / C:g} for the iteration to converge, got {step!r}")
-        return step
+    def _check_C(self, C: Any) -> float:
+        C = checks.positive(C, "C")
+        if self._step is not None and not self._step < 2.0 / C:
+            raise ValueError(f"step must be below 2/C = {2.0 / C:g} for the iteration to converge, got {self._step!r}")
+        return C
 
-    def _augment(self, rows: Tensor) -> Tensor:
+    def _prepare(self, rows: Tensor) -> Tensor:
         """[x, -1], as H = [A -e] in the paper."""
         return torch.nn.functional.pad(rows, (0, 1), value=-1.0) if self._bias == "augmented" else rows
 
@@ -222,7 +200,7 @@ class LagrangianSVM(KernelMachine):
             result = self._iterate()
         else:
             result = self._all_support(at) or lagrangian.newton(
-                support_solver(self._solver),
+                self._support_solver(),
                 slots.carried[at, 0] > 0.0,
                 self._C,
                 self.max_iter,  # new samples too
@@ -260,33 +238,77 @@ class LagrangianSVM(KernelMachine):
         else:
             start = torch.where(new, 0.0, start)
             z = self._times_Q(start) - 1.0
-        largest = inverse.matrix_diagonal(slots.x[order]).max()
+        largest = inverse.matrix_diagonal(slots.x[order], slots.y[order]).max()
         return lagrangian.iterate(product, start, z, self.step, self.tol, self.max_iter, largest)
 
+    def _support_solver(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """A Newton step as a function: support (n,) bool -> alpha (n,), z = Q alpha - 1 (n,), by the smaller of two systems."""
+        inverse, slots = self._solver, self._slots
+        order, J = slots.order_index(), slots.x.shape[1]
+        n, y = len(slots), slots.y[order, 0]
+        pair = inverse.kernel.floats(J) + 2 * J + PAIR_FLOPS
+
+        def solve(support: Tensor) -> tuple[Tensor, Tensor]:
+            outside = (~support).nonzero()[:, 0]
+            if not len(outside):
+                return y * inverse.h[order, 0], torch.zeros_like(y)
+            inside = support.nonzero()[:, 0]
+            i, a = len(inside), len(outside)
+            by_kernel = i**3 / 3 + n * i * pair
+            by_inverse = a**3 / 3 + 2 * n * a + (0 if inverse.U is not None else 2 * n**2 * a)
+            if by_kernel < by_inverse:
+                return step_by_kernel(inverse, y, inside, outside)
+            return step_by_inverse(inverse, y, outside)
+
+        return solve
+
     def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {
-            "bias": self._bias,
-            "step": self._step,
-            "tol": self.tol,
-            "iterations": self.iterations,
-        }
+        return super()._settings() | {"step": self._step, "tol": self.tol, "iterations": self.iterations}
 
     def _restore(self, settings: dict[str, Any]) -> None:
-        if settings["bias"] != self._bias:
-            raise ValueError(f"bias is {settings['bias']!r} in the saved machine and {self._bias!r} here")
-        super()._restore(settings)
         self._step, self.tol, self.iterations = settings["step"], float(settings["tol"]), int(settings["iterations"])
+        super()._restore(settings)
 
     def _solution(self) -> Tensor:
-        return torch.cat([self.alpha[:, None], self._solver.h[self._slots.order()]], 1)
+        return torch.cat([self.alpha[:, None], super()._solution()], 1)
 
     def _resume(self, solution: Tensor) -> None:
-        if solution.shape != (len(self), 3):
-            raise ValueError(f"solution has shape {tuple(solution.shape)}, needed {(len(self), 3)}")
-        order = self._slots.order()
-        self._slots.carried[order, 0], self._solver.h[order] = solution[:, 0], solution[:, 1:]
+        self._slots.carried[self._slots.order(), 0] = solution[:, 0]
+        super()._resume(solution[:, 1:])
         self._stale = False
 
     def extra_repr(self) -> str:
         """Describe the machine: count and options."""
         return f"{super().extra_repr()}, solver={self.solver!r}, bias={self._bias!r}"
+
+
+def step_by_kernel(inverse: KernelInverse, y: Tensor, inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Q_II alpha_I = 1, z_A = Q_AI alpha_I - 1."""
+    alpha, z = torch.zeros_like(y), torch.zeros_like(y)
+    if len(inside):
+        order, rows = inverse.slots.order(), inverse.slots.x
+        x, y_in = rows[order[inside]], y[inside]
+        factor = inverse.factor_of(x, 1.0 / inverse.largest_C)
+        beta = factor.solve(y_in[None])[0]  # Q_II = D (K + offset + I/C)_II D
+        alpha[inside] = y_in * beta
+        f = inverse.kernel.tiled_product(rows[order[outside]], x, beta[:, None])[:, 0]
+        z[outside] = y[outside] * (f + inverse.offset * beta.sum()) - 1.0
+    else:
+        z[outside] = -1.0
+    return alpha, z
+
+
+def step_by_inverse(inverse: KernelInverse, y: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """U_AA z_A = -(U 1)_A, alpha = U 1 + U_:A z_A, with U in the signs of D."""
+    order = inverse.slots.order()
+    R = inverse.inverse_rows(order[outside])[:, order] * y * y[outside, None]  # (|A|, n)
+    alpha, z = y * inverse.h[order, 0], torch.zeros_like(y)
+    L, info = torch.linalg.cholesky_ex(R[:, outside])
+    if int(info):  # rounding, at a large C
+        inside = torch.ones_like(y, dtype=torch.bool)
+        inside[outside] = False
+        return step_by_kernel(inverse, y, inside.nonzero()[:, 0], outside)
+    z[outside] = -torch.cholesky_solve(alpha[outside, None], L)[:, 0]
+    alpha = alpha + z[outside] @ R
+    alpha[outside] = 0.0
+    return alpha, z

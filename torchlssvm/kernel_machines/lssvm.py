@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import kernel_lssvm
-from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
+from torchlssvm.functional import checks, kernel_lssvm
+from torchlssvm.functional.modes import all_or_nothing, exactly
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
 from torchlssvm.kernels import Kernel
@@ -26,7 +26,7 @@ class KernelLSSVM(KernelMachine):
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
-        C: the penalty of an error, > 0.
+        C: the penalty of an error, > 0; or one for each class (K,), as class weights. Relabelling then costs a solve.
         num_classes: K; with 1 the targets are numbers (B,).
         bias: fit a b; without it this is kernel ridge regression with the ridge 1/C.
         budget: keep at most this many samples: whenever there are more, the one whose leaving out moves the scores at its
@@ -48,7 +48,7 @@ class KernelLSSVM(KernelMachine):
     def __init__(
         self,
         kernel: Kernel | Callable[[Tensor, Tensor], Tensor],
-        C: float = 1.0,
+        C: float | Sequence[float] = 1.0,
         num_classes: int = 2,
         bias: bool = True,
         *,
@@ -80,6 +80,11 @@ class KernelLSSVM(KernelMachine):
     def budget(self) -> int | None:
         """The largest number of samples kept, or None."""
         return self._budget
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets (n, K) of the samples held, labels coded -1 and +1, in the order of ids."""
+        return self._slots.y[self._slots.order()]
 
     @property
     def alpha(self) -> Tensor:
@@ -125,48 +130,6 @@ class KernelLSSVM(KernelMachine):
         """A bound of the relative error of the solution, from the residuals of all equations. Costs the kernel matrix once."""
         return float(self._solver.drift(self._slots.order())) if len(self) else 0.0
 
-    # -- changing ------------------------------------------------------------------------------------------------------
-
-    @atomically
-    def add(self, x: Any, y: Any) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets. Returns their ids (B,), valid for life."""
-        x, y = self._check(x, y)
-        return self._names(self._change_within_budget([], x, y))
-
-    @atomically
-    def remove(self, ids: Any) -> KernelLSSVM:
-        """Unlearn samples by id."""
-        found = self._slots.find(ids)
-        self._change(found, *self._slots.nothing)
-        return self
-
-    @atomically
-    def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
-        """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
-        x, y = self._check(*add)
-        return self._names(self._change_within_budget(self._slots.find(remove), x, y))
-
-    @atomically
-    def replace(self, ids: Any, x: Any, y: Any) -> KernelLSSVM:
-        """Exchange the samples behind these ids for others."""
-        found = self._slots.find(ids)
-        x, y = self._check(x, y)
-        if x.shape[0] != len(found):
-            raise ValueError(f"x has {x.shape[0]} rows for {len(found)} ids")
-        before = self._slots.next_id
-        new = self._change(found, x, y)
-        self._slots.rename(new, found)
-        self._slots.next_id = before
-        return self
-
-    @atomically
-    def relabel(self, ids: Any, y: Any) -> KernelLSSVM:
-        """Give samples other labels (or targets): the inverse is left alone."""
-        found, y = self._check_relabel(ids, y)
-        if found:
-            self._solver.retarget(found, y)
-        return self
-
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _solved(self, at: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -176,23 +139,20 @@ class KernelLSSVM(KernelMachine):
             return h[:, :-1], h.new_zeros(self._outputs)
         return kernel_lssvm.solve(h[:, :-1], h[:, -1], self._bias)
 
-    def _change_within_budget(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """Change samples in parts that exceed the budget by an eighth at most, and drop what is too much after each."""
+    def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Change samples; in parts that exceed the budget by an eighth at most, dropping what is too much after each."""
         if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
-            return self._change(removed, x, y)
+            return super()._change(removed, x, y)
         part = max(1, self._budget // 8)
+        ids: list[int] = []
         with all_or_nothing(self):
             self._solver = self._solver.copy(self.kernel)
-            ids = self._change(removed, x[:part], y[:part])
-            self._keep_budget()
-            for start in range(part, x.shape[0], part):
-                ids += self._change([], x[start : start + part], y[start : start + part])
-                self._keep_budget()
+            for start in range(0, x.shape[0], part):
+                ids += super()._change(removed, x[start : start + part], y[start : start + part])
+                removed = []
+                while len(self) > self._budget:
+                    super()._change([self._least()], *self._slots.nothing)
         return ids
-
-    def _keep_budget(self) -> None:
-        while self._budget is not None and len(self) > self._budget:
-            self._change([self._least()], *self._slots.nothing)
 
     def _left_out(self) -> tuple[Tensor, Tensor]:
         self._fitted()
@@ -205,25 +165,29 @@ class KernelLSSVM(KernelMachine):
     def _least(self) -> int:
         """The id whose leaving out moves the scores at its own place the least."""
         alpha, H = self._left_out()
-        return list(self._slots.slot_of)[int(kernel_lssvm.own_effect(alpha, H, self._C).argmin())]
+        ridge = self._solver.ridge(self._slots.y[self._slots.order()])
+        return list(self._slots.slot_of)[int(kernel_lssvm.own_effect(alpha, H, ridge).argmin())]
+
+    def _check_C(self, C: Any) -> float | Tensor:
+        if isinstance(C, int | float):
+            return checks.positive(C, "C")
+        values = checks.as_tensor(C, "C", self._device).to(torch.float64)
+        if values.shape != (self._outputs,) or self._outputs < 2 or not bool((values.isfinite() & (values > 0)).all()):
+            raise ValueError(f"C must be a number > 0, or one for each of the {self._outputs} classes, got {C!r}")
+        return values
+
+    def _targets(self, y: Any, rows: Tensor) -> Tensor:
+        if isinstance(self._C, float):
+            return super()._targets(y, rows)
+        input_checks.labels(y, rows, self._outputs)  # a C for each class needs classes
+        return super()._targets(y, rows)
 
     def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {"bias": self._bias, "budget": self._budget}
+        return super()._settings() | {"budget": self._budget}
 
     def _restore(self, settings: dict[str, Any]) -> None:
-        if settings["bias"] != self._bias:
-            raise ValueError(f"bias is {settings['bias']} in the saved machine and {self._bias} here")
         super()._restore(settings)
         self._budget = settings["budget"]
-
-    def _solution(self) -> Tensor:
-        return self._solver.h[self._slots.order()]
-
-    def _resume(self, solution: Tensor) -> None:
-        wanted = (len(self), self._outputs + 1)
-        if solution.shape != wanted:
-            raise ValueError(f"solution has shape {tuple(solution.shape)}, needed {wanted}")
-        self._solver.h[self._slots.order()] = solution
 
     def extra_repr(self) -> str:
         """Describe the machine: count, classes and options."""

@@ -202,50 +202,53 @@ class DualHead:
     def _counts(self) -> Tensor:
         return torch.from_numpy(np.bincount(self.y.astype(np.int64), self.weights, self.num_classes))
 
-    def _centres(self, d: Tensor) -> tuple[Array, Tensor]:
-        """Weighted means of rows (J,) and targets (outputs,); zeros without an intercept. d: (n,)."""
-        if self.intercept != "free":
-            return np.zeros(self.in_features), torch.zeros(self.num_classes, dtype=torch.float64)
-        share = d / d.sum()
-        return (share.numpy() @ self.rows) * self.unit, share @ self.targets()
-
     def system(self, d: Tensor) -> dual_ridge.DualSystem:
         """The system of the samples held with the weights d (n,)."""
-        mean, centre = self._centres(d)
         free, root = self.intercept == "free", d.sqrt()
         product = np.zeros((len(d), len(d)), order="F")
-        for _, part in self._parts(mean, d):
+        for _, part, _ in self._parts(d):
             if isinstance(part, np.ndarray):
                 product = dsyrk(1.0, part.T, beta=1.0, c=product, trans=1, overwrite_c=1)
             else:
                 G = torch.from_numpy((part @ part.T).toarray())
                 product += (dual_ridge.centred(G, d) if free else G).numpy()
         K = torch.from_numpy(product.T).mul_(root).mul_(root[:, None])
-        Y = (self.targets() - centre) * root[:, None]
+        Y = (self.targets() - self._centre(d)) * root[:, None]
         u = root / d.sum().sqrt() if free else torch.zeros_like(root)
         return dual_ridge.DualSystem(K, Y, u, root, self.n - len(d))
 
-    def _parts(self, mean: Array, d: Tensor) -> Iterator[tuple[Any, Any]]:
-        """Yield columns, as an index and their float64 values: dense ones centred, sparse ones as they are.
+    def _centre(self, d: Tensor) -> Tensor:
+        """The weighted mean of the targets (outputs,); zeros without an intercept. d: (n,)."""
+        Y = self.targets()
+        return d @ Y / d.sum() if self.intercept == "free" else torch.zeros_like(Y[0])
 
-        Columns of a sparse matrix that are more than half full are dense: uncentred, their mean could hide all the rest.
+    def _parts(self, d: Tensor) -> Iterator[tuple[Any, Any, Array]]:
+        """Yield columns as an index, their float64 values, and their means (zeros without an intercept).
+
+        Dense values are centred, sparse ones come as they are. Columns of a sparse matrix that are more than half full are
+        dense: uncentred, their mean could hide all the rest.
         """
-        share = (d / d.sum()).numpy()
+        share = (d / d.sum()).numpy() * (self.intercept == "free")
 
-        def centred(values: Array, of: Any) -> Array:
-            out: Array = values * self.unit - mean[of]
-            return out - share @ out if self.intercept == "free" else out  # what rounding left of the mean
+        def centred(values: Array) -> tuple[Array, Array]:
+            out = values.astype(np.float64)
+            out *= self.unit
+            mean: Array = share @ out
+            out -= mean
+            out -= share @ out  # what rounding left of the mean
+            return out, mean
 
         rows = self.rows
         if not isinstance(rows, np.ndarray):
             full = rows.getnnz(axis=0) > rows.shape[0] / 2
-            yield ~full, rows[:, ~full] * self.unit
+            sparse = rows[:, ~full] * self.unit
+            yield ~full, sparse, share @ sparse
             if full.any():
-                yield full, centred(rows[:, full].toarray(), full)
+                yield full, *centred(rows[:, full].toarray())
             return
         for a in range(0, self.in_features, CENTRED_COLUMNS):
             some = slice(a, a + CENTRED_COLUMNS)
-            yield some, centred(rows[:, some], some)
+            yield some, *centred(rows[:, some])
 
     def _solve(self) -> tuple[Tensor, Tensor]:
         """Bring w (J, K) and b (K,) up to date."""
@@ -266,12 +269,11 @@ class DualHead:
                         NumericalWarning,
                         stacklevel=2,
                     )
-            mean, centre = self._centres(d)
-            w = torch.empty(self.in_features, alpha.shape[1], dtype=torch.float64)
             beta = (alpha * system.root[:, None]).numpy()
-            for columns, part in self._parts(mean, d):
-                w.numpy()[columns] = part.T @ beta
-            self._solved = w, centre - torch.from_numpy(mean) @ w
+            w, mean = np.empty((self.in_features, beta.shape[1])), np.empty(self.in_features)
+            for columns, part, means in self._parts(d):
+                w[columns], mean[columns] = part.T @ beta, means
+            self._solved = torch.from_numpy(w), self._centre(d) - torch.from_numpy(mean @ w)
         return self._solved
 
     def _choose(self, system: dual_ridge.DualSystem) -> tuple[float, Tensor]:

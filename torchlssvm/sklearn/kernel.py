@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -10,10 +11,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from torchlssvm.analysis.label_errors import LabelErrors, from_scores
+from torchlssvm.functional import checks
 from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.calibration import fit as fit_calibration
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.svm import IncrementalSVM
+
+FOLDS = 5
+"""Parts of the samples that are left out in turn where leaving out each single one would take a path of its own."""
 
 
 def variance(X: Array, weight: Array | None) -> float:
@@ -60,22 +68,78 @@ class KernelClassifier(Classifier, BaseEstimator):
         index = self._encode(y)
         if weight is not None:  # a sample of weight zero is none
             X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
+        held = np.zeros(0, dtype=np.int64) if first else self._labels
+        labels = np.concatenate([held, index])
         machine = self._machine(self._kernel(X, weight), len(self.classes_)) if first else self.machine_
+        if first:
+            self._set_C(machine, labels)
         more = {} if weight is None else {"weight": self._here(weight)}
         machine.add(self._here(X), self._here(index), **more)
-        self.machine_, self.ids_ = machine, machine.ids.cpu().numpy()
+        self.machine_, self._labels, self.ids_ = machine, labels, machine.ids.cpu().numpy()
+        self._keep_rows(X, first)
+        self._follow_counts(first)
         return self
 
     def partial_unfit(self, ids: Any) -> Self:
-        """Unlearn samples by their ids, which are in ``ids_``, exactly. ids: (B,)."""
+        """Unlearn samples by their ids, which are in ``ids_``, exactly, balanced weights included. ids: (B,)."""
         check_is_fitted(self, "machine_")
         self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
-        self.ids_ = self.machine_.ids.cpu().numpy()
+        kept = np.isin(self.ids_, self.machine_.ids.cpu().numpy())
+        self.ids_, self._labels = self.ids_[kept], self._labels[kept]
+        self._drop_rows(kept)
+        self._follow_counts(False)
         return self
+
+    def _follow_counts(self, solved: bool) -> None:
+        """After a change of samples: derive balanced weights again, and probabilities when they are next asked for."""
+        self._fitted_maps: list[Calibration] = []
+        if not solved and self.class_weight == "balanced" and len(self._labels):
+            self._set_C(self.machine_, self._labels)
+
+    def _class_C(self, labels: Array) -> Array | None:
+        """C times the weight of each class (K,); None without class weights. labels: (n,), of the samples held."""
+        weight = self._check_class_weight(self.class_weight)
+        if weight is None:
+            return None
+        if isinstance(weight, str):
+            checks.one_of(weight, "class_weight (or a dict)", ("balanced",))
+            counts = np.bincount(labels, minlength=len(self.classes_))
+            weight = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        out: Array = self.C * weight
+        return out
+
+    def label_errors(self, ids: Any = None) -> LabelErrors:
+        """Rank the samples held by how suspicious their labels are, by scores of machines that never saw them.
+
+        ``found.order`` are places in ``ids_``, the most suspicious first. ids: (n,) names for ``found.events``.
+        """
+        check_is_fitted(self, "machine_")
+        labels = torch.from_numpy(self._labels)
+        return from_scores(self._left_out_scores().cpu(), labels, ids, classes=self.classes_.tolist())
+
+    def predict_proba(self, X: Any) -> Array:
+        """Predict probabilities (B, K): a temperature, fitted to scores of machines that never saw the sample."""
+        scores = self._scores(X).cpu()
+        if not self._fitted_maps:
+            labels = torch.from_numpy(self._labels)
+            weight = torch.ones(len(labels), dtype=torch.float64)
+            self._fitted_maps.append(fit_calibration(self._left_out_scores().cpu(), labels, weight, "temperature"))
+        out: Array = self._fitted_maps[0](scores).numpy()
+        return out
+
+    def _keep_rows(self, X: Array, first: bool) -> None:
+        """Keep rows that the machine does not."""
+
+    def _drop_rows(self, kept: Array) -> None:
+        """Drop rows of samples that are gone. kept: (n,) booleans."""
 
     if TYPE_CHECKING:
 
         def _machine(self, kernel: Any, classes: int) -> Any: ...
+
+        def _set_C(self, machine: Any, labels: Array) -> None: ...
+
+        def _left_out_scores(self) -> Tensor: ...
 
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.device)
@@ -93,6 +157,8 @@ class KernelLSSVMClassifier(KernelClassifier):
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
         C: the penalty of an error.
+        class_weight: None, ``"balanced"`` (n / (K n_k), again after each change of samples, which costs a solve) or a dict from
+            labels to weights: factors of C.
         gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
             number.
         degree: of ``"poly"``.
@@ -103,10 +169,10 @@ class KernelLSSVMClassifier(KernelClassifier):
 
     def __init__(
         self, kernel: Any = "rbf", *, C: float = 1.0, gamma: Any = "scale", degree: int = 3, coef0: float = 1.0,
-        bias: bool = True, device: Any = None,
+        class_weight: Any = None, bias: bool = True, device: Any = None,
     ):  # fmt: skip
         self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
-        self.bias, self.device = bias, device
+        self.class_weight, self.bias, self.device = class_weight, bias, device
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from scratch. X: (n, J); y: (n,)."""
@@ -119,13 +185,26 @@ class KernelLSSVMClassifier(KernelClassifier):
     def _machine(self, kernel: Any, classes: int) -> Any:
         return KernelLSSVM(kernel, C=self.C, num_classes=classes, bias=self.bias, device=self.device)
 
+    def _set_C(self, machine: Any, labels: Array) -> None:
+        C = self._class_C(labels)
+        if C is not None:
+            machine.set_C(torch.from_numpy(C))
+
+    def _left_out_scores(self) -> Tensor:
+        scores: Tensor = self.machine_.leave_one_out()
+        return scores
+
 
 class IncrementalSVC(KernelClassifier):
     """The exact incremental SVM; many classes one against one. ``machine_`` and ``ids_`` as in ``KernelLSSVMClassifier``.
 
+    Probabilities and label errors come from five copies of the machine, each of which unlearns a fifth of the samples.
+
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
         C: the bound of the coefficients.
+        class_weight: None, ``"balanced"`` (n / (K n_k), again after each change of samples) or a dict from labels to weights:
+            factors of C.
         gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
             number.
         degree: of ``"poly"``.
@@ -135,10 +214,10 @@ class IncrementalSVC(KernelClassifier):
 
     def __init__(
         self, kernel: Any = "rbf", *, C: float = 1.0, gamma: Any = "scale", degree: int = 3, coef0: float = 1.0,
-        device: Any = None,
+        class_weight: Any = None, device: Any = None,
     ):  # fmt: skip
         self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
-        self.device = device
+        self.class_weight, self.device = class_weight, device
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C, a sample of weight zero is none."""
@@ -151,3 +230,27 @@ class IncrementalSVC(KernelClassifier):
     def _machine(self, kernel: Any, classes: int) -> Any:
         machine = IncrementalSVM(kernel, C=self.C, device=self.device)
         return machine if classes == 2 else OneVsOne(machine, classes)
+
+    def _set_C(self, machine: Any, labels: Array) -> None:
+        C = self._class_C(labels)
+        if C is None:
+            return
+        if len(C) == 2:
+            machine.set_C(tuple(C.tolist()))
+            return
+        for pair, (i, j) in zip(machine.machines, machine.tasks, strict=True):
+            pair.set_C((float(C[j]), float(C[i])))  # the first of a pair is class 1 of its machine
+
+    def _keep_rows(self, X: Array, first: bool) -> None:
+        self._X = X.copy() if first else np.concatenate([self._X, X])
+
+    def _drop_rows(self, kept: Array) -> None:
+        self._X = self._X[kept]
+
+    def _left_out_scores(self) -> Tensor:
+        fold = np.arange(len(self.ids_)) % FOLDS
+        scores = torch.zeros(len(self.ids_), len(self.classes_), dtype=torch.float64)
+        for f in np.unique(fold):
+            without = copy.deepcopy(self.machine_).remove(torch.from_numpy(self.ids_[fold == f]))
+            scores[torch.from_numpy(fold == f)] = without(self._here(self._X[fold == f])).cpu()
+        return scores
