@@ -151,12 +151,12 @@ def test_nothing_of_a_removed_sample_stays_in_memory():
     solver = svm._solver
     at = solver.samples.where[i]
     svm.remove([i])
-    assert not solver.rows.x[at].any()
-    assert not solver.rows._shifted[at].any()
+    assert not solver.rows.gram.x[at].any()
+    assert not solver.rows.gram._shifted[at].any()
     assert not solver.samples.vectors[:, at].any()
     assert not solver.margin.QS[:, at].any()
-    assert solver.rows.cache.row_of[at] == -1
-    assert not solver.rows.cache.rows[:, at].any()
+    assert solver.rows.gram.cache.row_of[at] == -1
+    assert not solver.rows.gram.cache.rows[:, at].any()
 
 
 def test_a_few_wide_rows_leave_the_others_as_they_were():
@@ -187,9 +187,9 @@ def test_rows_kept_from_before_know_samples_that_came_while_there_was_one_class(
     held = np.concatenate([first[:20], late, back])
     found = units(x[held] @ x[held].T, 2.0 * y[held] - 1, np.ones(len(held)), svm.alpha.numpy(), svm.b)
     assert found < WRONG
-    rows = svm._solver.rows
-    kept = np.flatnonzero(rows.cache.row_of >= 0)
-    np.testing.assert_allclose(rows.cache.rows[rows.cache.row_of[kept]], rows.block(kept), rtol=1e-12)
+    gram = svm._solver.rows.gram
+    kept = np.flatnonzero(gram.cache.row_of >= 0)
+    np.testing.assert_allclose(gram.cache.rows[gram.cache.row_of[kept]], gram.block(kept), rtol=1e-12)
 
 
 def test_kkt_violation_has_the_rounding_bound_beside_it():

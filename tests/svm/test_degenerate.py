@@ -21,7 +21,7 @@ def check(svm, limit=1e-10):
         return
     held = svm._solver
     order = held.samples.order()
-    x, u = held.rows.x[order], held.samples.u[order]
+    x, u = held.rows.x(order), held.samples.u[order]
     K = rbf(x.numpy(), x.numpy(), svm.kernel.gamma) if isinstance(svm.kernel, RBF) else svm.kernel(x, x).numpy()
     y = 2.0 * svm.y.numpy() - 1
     assert kkt(K, y, u, svm.alpha.numpy(), svm.b) <= limit

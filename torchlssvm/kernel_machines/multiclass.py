@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError
+from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
-from torchlssvm.kernel_machines.sample_slots import SampleSlots
+from torchlssvm.kernels import Linear
+from torchlssvm.kernels.gram_rows import GramRows
 
 FORMAT = 1
 """Number of the format of a saved machine."""
@@ -26,12 +29,28 @@ FORMAT = 1
 MULTICLASS_TENSORS = ("x", "y", "weights", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
 
+MIN_SAMPLES_FOR_WHOLE_MATRIX = 33
+"""Samples added at once from which all kernel rows are computed beforehand, if they fit into the cache."""
+
+SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
+"""Places, beyond this multiple of the samples held, above which the store of samples is made again."""
+
+
+class Held(NamedTuple):
+    """A sample held."""
+
+    place: int  # in the store of samples
+    label: int
+    weight: float
+
 
 class MultiClass(nn.Module):
-    """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns."""
+    """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns.
 
-    _slots: SampleSlots
-    _weighted: bool  # whether any sample came with a weight
+    Machines that can (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix: each is kept
+    once, and computed once, for all of them.
+    """
+
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
@@ -50,7 +69,7 @@ class MultiClass(nn.Module):
         self.machines = nn.ModuleList(copy.deepcopy(empty) for _ in tasks)
         self._weighs = "weight" in inspect.signature(empty.add).parameters
         self._device = torch.device(getattr(empty, "device", "cpu"))
-        self._clear(0, 0)
+        self._clear(0)
 
     # -- for subclasses --------------------------------------------------------------------------------------------------
 
@@ -72,23 +91,41 @@ class MultiClass(nn.Module):
     @property
     def ids(self) -> Tensor:
         """The ids held (n,), ascending."""
-        return self._slots.ids
+        return torch.tensor(list(self._held), dtype=torch.int64)
 
     @property
     def n(self) -> int:
         """The number of samples held."""
-        return len(self._slots)
+        return len(self._held)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._held)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """One score a class."""
         if not len(self):
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
+        if self._shared and all(m._solver.rows.gram is self._gram for m in self.machines):  # type: ignore[union-attr]
+            return self._scores(self._shared_decisions(x))
         parts = [m.decision(x) if held else None for m, held in zip(self.machines, self._own_ids, strict=True)]  # type: ignore[operator]
         some = next(p for p in parts if p is not None)
         return self._scores(torch.stack([torch.zeros_like(some) if p is None else p for p in parts], 1))
+
+    def _shared_decisions(self, x: Tensor) -> Tensor:  # (B, J) -> (B, tasks)
+        """Compute the decisions of all machines from one kernel matrix, between x and all support vectors."""
+        machines: list[Any] = list(self.machines)
+        parts = [m.shared_support() for m in machines]
+        if self._support is None or any(p is not q for p, q in zip(parts, self._support[0], strict=True)):
+            used, where = np.unique(np.concatenate([places for places, _ in parts]), return_inverse=True)
+            ends = np.cumsum([len(places) for places, _ in parts])[:-1]
+            columns = [torch.from_numpy(part).to(self._device) for part in np.split(where, ends)]
+            self._support = parts, self._gram.rows_at(used), columns
+        _, rows, columns = self._support
+        kernel = self._gram.kernel
+        assert kernel is not None
+        K = kernel.tiled(machines[0].prepared(x), rows)
+        f = [K[:, c] @ a + m.b for m, c, (_, a) in zip(machines, columns, parts, strict=True)]
+        return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
@@ -105,14 +142,15 @@ class MultiClass(nn.Module):
         holds for :meth:`remove` and :meth:`relabel`.
         """
         x = checks.as_tensor(x, "x", self._device)
-        if x.ndim != 2 or (len(self) and x.shape[1] != self._slots.x.shape[1]):
-            raise ValueError(
-                f"x must have shape (B, {self._slots.x.shape[1] if len(self) else 'J'}), got {tuple(x.shape)}"
-            )
+        kernel, J = self._gram.kernel, self._gram.x.shape[1]
+        deep = self._shared and kernel is not None and kernel.deep
+        if x.ndim != 2 or (len(self) and x.shape[1] != J and not deep):
+            raise ValueError(f"x must have shape (B, {J if len(self) else 'J'}), got {tuple(x.shape)}")
         x = checks.features(x, x.shape[1], self._device).to(torch.float64)
-        if checks.not_finite(x):
-            checks.raise_not_finite("x", x)
-        labels = self._label_list(y, x)
+        rows = kernel.prepare(x).to(torch.float64) if deep and kernel is not None else x
+        if checks.not_finite(rows):
+            checks.raise_not_finite("x", rows)
+        labels: list[int] = input_checks.labels(y, x, self.num_classes).tolist()
         weights = checks.weights(weight, x)
         if weights is not None and not self._weighs:
             raise ValueError(f"weight was given, but {type(self.machines[0]).__name__} takes none")
@@ -120,124 +158,210 @@ class MultiClass(nn.Module):
             raise ValueError("weight must be finite and > 0")
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
-        slots = self._slots.copy() if len(self) else self._new_slots(x.shape[1], self._slots.next_id)
-        weighted = self._weighted or weights is not None
-        slots.release()
-        places = slots.places(len(x))
-        slots.grow(max(places) + 1)
-        ids = slots.put(x, self._columns(labels, weights), places)
-        self._change_machines(dict(zip(ids, labels, strict=True)), slots, weighted)
-        self._slots, self._weighted = slots, weighted
+        self._connect()
+        numbers = [1.0] * len(x) if weights is None else weights.tolist()
+        ids = list(range(self._next_id, self._next_id + len(x)))
+        places = self._put(rows)
+        new = {i: Held(*sample) for i, *sample in zip(ids, places.tolist(), labels, numbers, strict=True)}
+        try:
+            if self._shared and len(x) >= MIN_SAMPLES_FOR_WHOLE_MATRIX:
+                self._gram.fill_cache()
+            self._change_machines(new)
+        except BaseException:
+            self._erase(places)
+            raise
+        self._held |= new
+        self._next_id += len(x)
         return torch.tensor(ids, dtype=torch.int64)
 
     @atomically
     def remove(self, ids: Any) -> Self:
         """Unlearn samples by id."""
-        found = self._slots.find(ids)
-        self._change_machines(dict.fromkeys(found), self._slots, self._weighted)
-        slots = self._slots.copy()
-        slots.drop(found)
-        self._slots = slots if len(slots) else self._new_slots(0, slots.next_id)
-        self._weighted = self._weighted and len(slots) > 0
+        found = self._find(ids)
+        self._connect()
+        self._change_machines(dict.fromkeys(found))
+        self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
+        if self._gram.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+            self._store_again()
         return self
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples other labels; machines that do not see the new label lose the sample, others gain it."""
-        found = self._slots.find(ids)
-        if not found:
-            return self
-        labels = self._label_list(y, self._slots.x.new_empty(len(found), 0))
-        slots = self._slots.copy()
-        slots.columns[slots.at_ids(found), 0] = self._tensor(labels).to(torch.float64)
-        self._change_machines(dict(zip(found, labels, strict=True)), slots, self._weighted)
-        self._slots = slots
+        found = self._find(ids)
+        if found:
+            labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
+            self._connect()
+            new = {i: self._held[i]._replace(label=label) for i, label in zip(found, labels, strict=True)}
+            self._change_machines(new)
+            self._held |= new
         return self
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _new_slots(self, J: int, next_id: int) -> SampleSlots:
-        slots = SampleSlots(J, 2, self._device)  # y: label and weight
-        slots.next_id = next_id
-        return slots
+    def _clear(self, next_id: int) -> None:
+        machine: Any = self.machines[0]
+        gram = machine.new_gram() if hasattr(machine, "new_gram") else None
+        self._shared = gram is not None
+        self._gram: GramRows = gram or GramRows(Linear(), self._device, 0)
+        self._held: dict[int, Held] = {}  # in the order of ids
+        self._free: list[int] = []  # places
+        self._support: tuple[list[Any], Tensor, list[Tensor]] | None = (
+            None  # of all machines, once it has been asked for
+        )
+        self._own_ids, self._next_id = [{} for _ in self.tasks], next_id
 
-    def _clear(self, J: int, next_id: int) -> None:
-        self._slots = self._new_slots(J, next_id)
-        self._weighted, self._own_ids = False, [{} for _ in self.tasks]
+    def _find(self, ids: Any) -> list[int]:
+        """Return ids as a list; RemovalError if one is not held, or given twice."""
+        found = checks.id_list(ids)
+        unknown = [i for i in found if i not in self._held]
+        if unknown:
+            raise RemovalError(
+                f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
+            )
+        if len(set(found)) < len(found):
+            raise RemovalError("an id is given twice. Nothing was changed.")
+        return found
 
-    def _label_list(self, y: Any, x: Tensor) -> list[int]:
-        labels: list[int] = input_checks.labels(y, x, self.num_classes).tolist()
-        return labels
+    def _put(self, rows: Tensor) -> Any:  # (B, J) -> (B,) int64
+        """Store rows; returns their places."""
+        gram, n = self._gram, self.n + len(rows)
+        capacity = gram.capacity if n <= gram.capacity else 16 + n + n // 8
+        self._free = [*range(capacity - 1, gram.capacity - 1, -1), *self._free]
+        gram.resize(capacity, rows.shape[1])
+        places = np.array([self._free.pop() for _ in rows], dtype=np.int64)
+        gram.put(places, rows, places[:0])
+        return places
 
-    def _tensor(self, labels: list[int]) -> Tensor:
-        return torch.tensor(labels, dtype=torch.int64, device=self._device)
+    def _erase(self, places: Any) -> None:  # (k,)
+        if len(places):
+            self._gram.erase(places)
+            self._free += places[::-1].tolist()
+            self._support = None
 
-    def _columns(self, labels: list[int], weights: Tensor | None) -> Tensor:
-        column = self._tensor(labels).to(torch.float64)
-        return torch.stack([column, torch.ones_like(column) if weights is None else weights], 1)
+    def _connect(self) -> None:
+        """Let all machines use the shared samples, where their kernel is the shared one."""
+        if not self._shared:
+            return
+        kernel = self._gram.kernel
+        assert kernel is not None
+        if kernel.version() != self._gram.version:
+            self._store_again()
+        for machine, own_ids in zip(self.machines, self._own_ids, strict=True):
+            if not machine.shares(self._gram) and machine.kernel.equals(kernel):  # type: ignore[operator, union-attr]
+                machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
 
-    def _change_machines(self, labels: dict[int, int | None], slots: SampleSlots, weighted: bool) -> None:
-        """Give samples these labels, None for none at all, in every machine, or in none: an error puts all of them back.
+    def _store_again(self) -> None:
+        """Move the samples to a new store, in the order of ids."""
+        old, held = self._gram, self._held
+        x = old.rows_at(np.array([sample.place for sample in held.values()], dtype=np.int64))
+        sharing = [self._shared and machine.shares(old) for machine in self.machines]  # type: ignore[operator]
+        self._gram = GramRows(old.kernel, self._device, old.cache_bytes)
+        self._held, self._free, self._support = {}, [], None
+        places = self._put(x) if len(x) else np.zeros(0, dtype=np.int64)
+        self._held = {i: s._replace(place=p) for (i, s), p in zip(held.items(), places.tolist(), strict=True)}
+        for machine, own_ids, shared in zip(self.machines, self._own_ids, sharing, strict=True):
+            if shared:
+                machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
 
-        slots: the samples, new ones included; weighted: whether machines are given weights.
-        """
-        before: dict[int, tuple[nn.Module, dict[int, int]]] = {}
+    def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
+        """Let every machine learn these samples, or unlearn them where there is None; or none, if any of them raises."""
+        undo: list[Callable[[], None]] = []
+        finish: list[Callable[[], None]] = []
         try:
             for t, task in enumerate(self.tasks):
                 own_ids = self._own_ids[t]
-                seen = {i: None if v is None else self._label(task, v) for i, v in labels.items()}
-                staying = {i: a for i, a in seen.items() if i in own_ids and a is not None}
-                joining = {i: a for i, a in seen.items() if i not in own_ids and a is not None}
-                leaving = [i for i, a in seen.items() if i in own_ids and a is None]
-                if staying or joining or leaving:
-                    machine = self.machines[t]
-                    before[t] = copy.deepcopy(machine), own_ids
-                    self._own_ids[t] = dict(own_ids)
-                    self._change_machine(t, staying, joining, leaving, slots, weighted)
+                seen = {i: None if s is None else self._label(task, s.label) for i, s in samples.items()}
+                leaving = [i for i, label in seen.items() if i in own_ids and label is None]
+                staying = {i: label for i, label in seen.items() if i in own_ids and label is not None}
+                joining = {i: label for i, label in seen.items() if i not in own_ids and label is not None}
+                if not (leaving or staying or joining):
+                    continue
+                self._own_ids[t] = dict(own_ids)
+                undo.append(functools.partial(self._own_ids.__setitem__, t, own_ids))
+                machine: Any = self.machines[t]
+                if not self._shared or not machine.shares(self._gram):
+                    undo.append(functools.partial(self.machines.__setitem__, t, copy.deepcopy(machine)))
+                    self._change_machine(t, leaving, staying, joining, samples)
+                    continue
+                joining |= {i: a for i, a in staying.items() if a != self._label(task, self._held[i].label)}
+                new = [samples[i] for i in joining]
+                change = machine.begin_change(
+                    np.array([s.place for s in new], dtype=np.int64),
+                    np.array(list(joining.values()), dtype=float),
+                    np.array([s.weight for s in new]),
+                    [self._own_ids[t].pop(i) for i in (*leaving, *(i for i in joining if i in own_ids))],
+                )
+                undo.append(change.undo)
+                finish.append(change.finish)
+                self._own_ids[t].update(zip(joining, change.ids, strict=True))
         except BaseException:
-            for t, (machine, own_ids) in before.items():
-                self.machines[t], self._own_ids[t] = machine, own_ids
+            for step in reversed(undo):
+                step()
             raise
+        for step in finish:
+            step()
 
     def _change_machine(
-        self, t: int, staying: dict[int, int], joining: dict[int, int], leaving: list[int], slots: SampleSlots, weighted: bool
-    ) -> None:  # fmt: skip
+        self, t: int, leaving: list[int], staying: dict[int, int], joining: dict[int, int], samples: Any
+    ) -> None:
+        """Change a machine that keeps samples of its own."""
         machine: Any = self.machines[t]
         own_ids = self._own_ids[t]
         if staying:
-            machine.relabel([own_ids[i] for i in staying], self._tensor(list(staying.values())))
+            machine.relabel([own_ids[i] for i in staying], self._tensor(staying.values()))
         if leaving:
             machine.remove(torch.tensor([own_ids.pop(i) for i in leaving], dtype=torch.int64))
         if joining:
-            at = slots.at_ids(list(joining))
-            more = {"weight": slots.y[at, 1]} if weighted else {}
-            given = machine.add(slots.x[at], self._tensor(list(joining.values())), **more)
+            new = [samples[i] for i in joining]
+            weighted = any(s.weight != 1.0 for s in new)
+            more = {"weight": torch.tensor([s.weight for s in new], device=self._device)} if weighted else {}
+            x = self._gram.rows_at(np.array([s.place for s in new], dtype=np.int64))
+            given = machine.add(x, self._tensor(joining.values()), **more)
             own_ids.update(zip(joining, given.tolist(), strict=True))
+
+    def _tensor(self, labels: Any) -> Tensor:
+        return torch.tensor(list(labels), dtype=torch.int64, device=self._device)
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device with the module; no dtype changes."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._device = fn(torch.empty(0, device=self._device)).device
-        self._slots.to(self._device)
+        device = fn(torch.empty(0, device=self._device)).device
+        if device != self._device:
+            held, x = self._held, self._x()
+            self._device = device
+            self._restore(held, x, self._own_ids, self._next_id)
         return self
+
+    @exactly
+    def _x(self) -> Tensor:  # -> (n, J)
+        """Copy the rows of the samples held, in the order of ids."""
+        return self._gram.rows_at(np.array([s.place for s in self._held.values()], dtype=np.int64))
+
+    def _restore(self, held: dict[int, Held], x: Tensor, own_ids: list[dict[int, int]], next_id: int) -> None:
+        """Take over samples, with rows x (n, J), and the ids that machines have for them."""
+        self._clear(next_id)
+        places = self._put(x.to(device=self._device, dtype=torch.float64)) if len(x) else []
+        self._held = {i: s._replace(place=int(p)) for (i, s), p in zip(held.items(), places, strict=True)}
+        self._own_ids = own_ids
 
     @exactly
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        slots, order = self._slots, self._slots.order()
+        samples = self._held.values()
         # Each machine's own id of each sample, -1 for none: (tasks, n).
-        names = [[held.get(i, -1) for i in slots.slot_of] for held in self._own_ids]
+        names = [[own.get(i, -1) for i in self._held] for own in self._own_ids]
         options = json.dumps(
-            {"format": FORMAT, "form": type(self).__name__, "num_classes": self.num_classes, "next_id": slots.next_id}
+            {"format": FORMAT, "form": type(self).__name__, "num_classes": self.num_classes, "next_id": self._next_id}
         )
         destination |= {
-            prefix + "x": slots.x[order],
-            prefix + "y": slots.y[order, 0].to(torch.int64),
-            prefix + "weights": slots.y[order, 1],
-            prefix + "ids": slots.ids,
-            prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
+            prefix + "x": self._x(),
+            prefix + "y": self._tensor(s.label for s in samples),
+            prefix + "weights": torch.tensor([s.weight for s in samples], dtype=torch.float64, device=self._device),
+            prefix + "ids": self.ids,
+            prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(self)),
             prefix + "options": bytes_to_tensor(options.encode()),
         }
 
@@ -246,7 +370,9 @@ class MultiClass(nn.Module):
         """Take over a saved state, as ``nn.Module`` does; if any machine refuses its part, all are as they were."""
         before = copy.deepcopy(self)
         try:
-            return super().load_state_dict(*args, **options)
+            result = super().load_state_dict(*args, **options)
+            self._connect()
+            return result
         except BaseException:
             self.__dict__.update(before.__dict__)
             raise
@@ -269,19 +395,28 @@ class MultiClass(nn.Module):
                 raise ValueError(f"the state has the format {options['format']}, this version reads {FORMAT}")
             if options["form"] != type(self).__name__ or options["num_classes"] != self.num_classes:
                 raise ValueError(f"the state is that of {options['form']} with {options['num_classes']} classes")
-            ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)
-            if len(ids) != len(x) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
-                raise ValueError(f"{len(x)} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit")
-            weights = mine["weights"].to(device=self._device, dtype=torch.float64)
-            if tuple(weights.shape) != (len(ids),):
-                raise ValueError(f"{len(ids)} ids and weights {tuple(weights.shape)} do not fit")
-            self._clear(x.shape[1], int(options["next_id"]))
-            self._weighted = self._weighs and bool((weights != 1).any())
-            self._slots.load(x, self._columns(mine["y"].tolist(), weights), ids, int(options["next_id"]))
-            for held, row in zip(self._own_ids, mine["names"].tolist(), strict=True):
-                held.update({i: name for i, name in zip(ids, row, strict=True) if name >= 0})
+            ids, labels, weights = (mine[name].tolist() for name in ("ids", "y", "weights"))
+            if len(mine["x"]) != len(ids) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
+                raise ValueError(
+                    f"{len(mine['x'])} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit"
+                )
+            held = {i: Held(-1, label, weight) for i, label, weight in zip(ids, labels, weights, strict=True)}
+            own_ids = [
+                {i: name for i, name in zip(ids, row, strict=True) if name >= 0} for row in mine["names"].tolist()
+            ]
+            self._restore(held, mine["x"], own_ids, int(options["next_id"]))
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             error_msgs.append(f"{type(self).__name__}: {error}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module with a copy of the samples instead of the store, which has caches and free places."""
+        return self.__dict__ | {"_gram": self._x(), "_free": [], "_support": None}
+
+    @exactly
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._restore(self._held, state["_gram"], self._own_ids, self._next_id)
+        self._connect()
 
     def extra_repr(self) -> str:
         """Describe the machine: count and classes."""

@@ -28,8 +28,6 @@ class SampleSlots:
         self.x = torch.zeros(SMALLEST_CAPACITY, J, dtype=torch.float64, device=device)
         self.columns = torch.zeros(SMALLEST_CAPACITY, K + 1 + carried, dtype=torch.float64, device=device)
         self.K = K
-        self.nothing = (self.x[:0], self.columns[:0, :K])
-        """No rows and no targets: what a change adds that only removes."""
         self.slot_of: dict[int, int] = {}  # in the order of ids
         self.top = 0  # slots from here on were never used
         self.free: list[int] = []  # slots below top that may be used again
@@ -62,6 +60,11 @@ class SampleSlots:
     def carried(self) -> Tensor:
         """Numbers that follow the samples (capacity, carried)."""
         return self.columns[:, self.K + 1 :]
+
+    @property
+    def nothing(self) -> tuple[Tensor, Tensor]:
+        """No rows and no targets, for a change that only removes: new tensors, as a slice would keep the memory of x."""
+        return self.x.new_zeros(0, self.x.shape[1]), self.columns.new_zeros(0, self.K)
 
     @property
     def targets(self) -> Tensor:
@@ -251,4 +254,3 @@ class SampleSlots:
     def to(self, device: torch.device) -> None:
         """Move to another device."""
         self.x, self.columns, self._order = self.x.to(device), self.columns.to(device), None
-        self.nothing = (self.x[:0], self.columns[:0, : self.K])

@@ -47,6 +47,26 @@ class Kernel(nn.Module):
         tensors = [p for p in (*self.parameters(), *self.buffers()) if not p.is_inference()]
         return (*options, *((p.data_ptr(), p._version) for p in tensors))
 
+    def equals(self, other: Kernel) -> bool:
+        """Tell whether this kernel gives the values of another: the same parts with the same options and parameters."""
+
+        def parts(kernel: Kernel) -> list[Any]:
+            return [
+                (
+                    type(part),
+                    getattr(part, "function", None),
+                    *(getattr(part, name) for name in getattr(part, "options", ())),
+                )
+                for part in kernel.modules()
+            ]
+
+        mine, others = (list(kernel.state_dict().values()) for kernel in (self, other))
+        return (
+            parts(self) == parts(other)
+            and len(mine) == len(others)
+            and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, others, strict=True))
+        )
+
     def floats(self, J: int) -> int:
         """Count the numbers that :meth:`gram` holds at once for each pair of rows of width J."""
         return 3

@@ -136,7 +136,7 @@ class ActiveSet:
         """Let sample i enter S, or move in this direction along its null vector until it or a margin vector is at a bound."""
         s = self.samples
         m = margin = self.margin
-        row = self.rows.row(i).copy()
+        row = self.rows.row(i)
         self.path.events += 1
         while True:
             h = row[m.at] * m.used

@@ -41,14 +41,15 @@ def save(content: Content) -> dict[str, Tensor]:
     """Write the state as tensors on the solver's device."""
     solver = content.solver
     s, rows, order = solver.samples, solver.rows, solver.samples.order()
-    index = torch.from_numpy(order).to(rows.device)
+    device = rows.gram.device
     numbers = [solver.margin.b, solver.next_id, content.inexact, solver.path.events]
     state: dict[str, Any] = {name: getattr(s, name)[order] for name in (*SAVED_PER_SAMPLE, "ids")}
     state |= {"C": np.array(content.C), "numbers": np.array(numbers, dtype=float), "format": np.array(FORMAT)}
     state["dropped"] = np.array(sorted(content.dropped), dtype=np.int64)
-    out = {name: torch.from_numpy(values).to(rows.device) for name, values in state.items()}
-    out["x"] = rows.x[index][:, index] if rows.kernel is None else rows.x[index]
-    out["kernel_name"] = bytes_to_tensor(name_of(rows.kernel).encode()).to(rows.device)
+    out = {name: torch.from_numpy(values).to(device) for name, values in state.items()}
+    x = rows.x(order)
+    out["x"] = x[:, torch.from_numpy(order).to(device)] if rows.kernel is None else x
+    out["kernel_name"] = bytes_to_tensor(name_of(rows.kernel).encode()).to(device)
     return out
 
 

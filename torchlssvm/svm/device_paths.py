@@ -18,7 +18,7 @@ VALUES_OF_R_PER_BATCH = 2**26
 
 def used_for(solver: PathSolver) -> bool:
     """Tell whether the machines of this solver's samples move on the device."""
-    return solver.rows.device.type != "cpu" and 0 < solver.samples.n <= MAX_SAMPLES_WITH_WHOLE_KERNEL
+    return solver.rows.gram.device.type != "cpu" and 0 < solver.samples.n <= MAX_SAMPLES_WITH_WHOLE_KERNEL
 
 
 def copies(solver: PathSolver, K: Tensor, M: int) -> Machines:  # (n, n)
@@ -41,9 +41,9 @@ def copies(solver: PathSolver, K: Tensor, M: int) -> Machines:  # (n, n)
 
 def margins_without(solver: PathSolver, gone: Tensor) -> Tensor:  # (T, n) bool -> (T, n)
     """Return g of every sample by the machine that has unlearned the samples of each row; NaN where it is not certified."""
-    rows, index = solver.rows, torch.from_numpy(solver.samples.order()).to(solver.rows.device)
-    x = rows.x[index]
-    K = x[:, index] if rows.kernel is None else rows.kernel.tiled(x, x).to(torch.float64)
+    rows, order = solver.rows, solver.samples.order()
+    x = rows.x(order)
+    K = x[:, torch.from_numpy(order).to(x.device)] if rows.kernel is None else rows.kernel.tiled(x, x).to(torch.float64)
     K = (K + K.T) * 0.5
     step = max(1, VALUES_OF_R_PER_BATCH // (len(solver.margin) + 64) ** 2)
     out = []

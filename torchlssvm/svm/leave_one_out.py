@@ -90,7 +90,7 @@ def _by_device(solver: PathSolver, support: Array) -> Array:  # (B,) -> (B,)
     at = np.flatnonzero(np.isin(solver.samples.order(), support))[place]
     gone = torch.zeros(len(support), solver.samples.n, dtype=torch.bool)
     gone[np.arange(len(support)), at] = True
-    g = device_paths.margins_without(solver, gone.to(solver.rows.device)).cpu().numpy()
+    g = device_paths.margins_without(solver, gone.to(solver.rows.gram.device)).cpu().numpy()
     return g[np.arange(len(support)), at]
 
 

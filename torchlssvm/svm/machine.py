@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.kernels.gram_rows import GramRows
 from torchlssvm.svm.samples import Batch, upper_bounds
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class Violation(float):
     bound: float
 
 
+class SharedChange(NamedTuple):
+    """A change of a machine that shares samples with others: all of them are changed before any change is finished."""
+
+    ids: list[int]  # of the new samples
+    undo: Callable[[], None]
+    finish: Callable[[], None]
+
+
 class RegularizationPath(NamedTuple):
     """The solution for every C between two: alpha and b are linear in C between neighbouring breakpoints."""
 
@@ -91,7 +100,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             del trajectory[events:]
             raise
         finally:
-            machine._support = None
+            machine._support = machine._shared_support = None
 
     return atomically(wrapped)
 
@@ -170,9 +179,10 @@ class IncrementalSVM(nn.Module):
 
     def _set_content(self, content: Content) -> None:
         """Take over a solver with its samples."""
-        self._solver, self.device, self._C = content.solver, content.solver.rows.device, content.C
+        self._solver, self.device, self._C = content.solver, content.solver.rows.gram.device, content.C
         self.inexact, self._dropped = content.inexact, content.dropped
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
+        self._shared_support: tuple[Any, Tensor] | None = None  # the same, with the places of shared samples
         self._install_callback()
 
     def _content(self) -> Content:
@@ -194,9 +204,8 @@ class IncrementalSVM(nn.Module):
 
     def _notice_kernel(self) -> None:
         """Solve again if the kernel, or a parameter of it, is no longer the one that the samples were learned with."""
-        rows = self._solver.rows
-        if rows.kernel is not self.kernel or (self.kernel is not None and rows.version != self.kernel.version()):
-            rows.kernel = self.kernel
+        gram = self._solver.rows.gram
+        if gram.kernel is not self.kernel or (self.kernel is not None and gram.version != self.kernel.version()):
             self._load(None, self.kernel, self.device)
 
     @operation
@@ -301,29 +310,31 @@ class IncrementalSVM(nn.Module):
         if self._support is None:
             self._support = self._find_support()
         used, coefficients = self._support
-        if self.kernel is None:
-            x = checks.features(x, self.n, self.device).to(torch.float64)
-            K = x[:, used]
-        else:
-            J = used.shape[1]
-            plain = isinstance(x, Tensor) and x.device == self.device
-            if not plain or (not self.kernel.deep and (x.is_complex() or x.ndim != 2 or x.shape[1] != J)):
-                x = checks.features(x, J, self.device)
-            x = x if self.kernel.deep else x.to(torch.float64)
-            K = self.kernel.tiled(self.kernel.prepare(x).to(torch.float64), used)
+        rows = self.prepared(x)
+        K = rows[:, used] if self.kernel is None else self.kernel.tiled(rows, used)
         f: Tensor = K @ coefficients + self.b
         return f
+
+    def prepared(self, x: Any) -> Tensor:  # (B, J) -> (B, J')
+        """Check samples and prepare them for the kernel, in float64."""
+        if self.kernel is None:
+            return checks.features(x, self.n, self.device).to(torch.float64)
+        J = self._solver.rows.gram.x.shape[1]
+        plain = isinstance(x, Tensor) and x.device == self.device
+        if not plain or (not self.kernel.deep and (x.is_complex() or x.ndim != 2 or x.shape[1] != J)):
+            x = checks.features(x, J, self.device)
+        return self.kernel.prepare(x if self.kernel.deep else x.to(torch.float64)).to(torch.float64)
 
     @exactly
     def _find_support(self) -> tuple[Tensor, Tensor]:
         """Rows of the support vectors, or their columns among precomputed values, and y alpha."""
-        s, x = self._solver.samples, self._solver.rows.x
+        s = self._solver.samples
         order = s.order()
         place = np.flatnonzero(s.alpha[order])
         at = order[place]
         coefficients = torch.from_numpy((s.alpha * s.y)[at]).to(self.device)
-        index = torch.from_numpy(place if self.kernel is None else at).to(self.device)
-        return (index if self.kernel is None else x[index]), coefficients
+        support = torch.from_numpy(place).to(self.device) if self.kernel is None else self._solver.rows.x(at)
+        return support, coefficients
 
     def forward(self, x: Any) -> Tensor:  # (B, J) -> (B, 2)
         """Scores (-f, f) of the two classes."""
@@ -373,8 +384,7 @@ class IncrementalSVM(nn.Module):
             self._change(batch, new, self._positions(wanted), method)
             self._dropped.difference_update(wanted)
             self._solver.next_id += len(new)
-            if self._solver.samples.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
-                self._load(None, self.kernel, self.device)  # into shorter arrays
+            self._shorten()
         ids = torch.from_numpy(np.array(new, dtype=np.int64))
         return ids if self.device.type == "cpu" else ids.to(self.device)
 
@@ -388,10 +398,9 @@ class IncrementalSVM(nn.Module):
         other = np.flatnonzero(s.y[at] != labels)
         if len(other):
             at, y = at[other], labels[other]
-            index = torch.from_numpy(at).to(self.device)
-            x, weight = self._solver.rows.x[index].clone(), s.weight[at]
+            x, weight = self._solver.rows.x(at), s.weight[at]
             if self.kernel is None:
-                held = torch.from_numpy(s.order()).to(self.device)
+                held, index = (torch.from_numpy(part).to(self.device) for part in (s.order(), at))
                 x = torch.cat([x[:, held], x[:, index]], 1)
             self._exchange(at, Batch(x, y, weight, upper_bounds(y, weight, self._C)), method)
         return self
@@ -606,6 +615,59 @@ class IncrementalSVM(nn.Module):
             values[out] = torch.from_numpy(f).to(self.device)
         return values, float(((values > 0).long() != self.y).double().mean())
 
+    # -- one of several machines that share samples ---------------------------------------------------------------------
+
+    def new_gram(self) -> GramRows | None:
+        """Return an empty store of samples for this machine and others; None if kernel values are precomputed."""
+        return None if self.kernel is None else GramRows(self.kernel, self.device, self._cache_bytes)
+
+    def shares(self, gram: GramRows) -> bool:
+        """Tell whether the machine's samples are in this store, computed with its present kernel."""
+        self._notice_kernel()
+        return self._solver.rows.gram is gram
+
+    def share(self, gram: GramRows, place_of: dict[int, int]) -> None:
+        """Use the rows of this store, where the sample of each id is in the place given, instead of rows of its own."""
+        s, rows = self._solver.samples, self._solver.rows
+        places = np.zeros(s.capacity, dtype=np.int64)
+        for i, at in s.where.items():
+            places[at] = place_of[i]
+        rows.gram, rows.places, self.kernel = gram, places, gram.kernel
+
+    @operation
+    def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> SharedChange:
+        """Learn samples that are in these places (B,) of the shared store, and unlearn others by id, until it is undone.
+
+        y, weight: (B,) arrays of labels 0, 1 and factors of C.
+        """
+        solver, events, labels = self._solver, len(self.trajectory), 2.0 * y - 1.0
+        new, leaving = list(range(solver.next_id, solver.next_id + len(places))), self._positions(remove)
+        batch = Batch(places, labels, weight, upper_bounds(labels, weight, self._C))
+        put_back = solver.begin_change(batch, new, leaving)
+
+        def undo() -> None:
+            put_back()
+            del self.trajectory[events:]
+            self._support = self._shared_support = None
+
+        def finish() -> None:
+            if len(leaving):
+                solver.erase(leaving)
+            self._dropped.difference_update(remove)
+            solver.next_id += len(new)
+            self._drop_far_reserve()
+            self._shorten()
+
+        return SharedChange(new, undo, finish)
+
+    def shared_support(self) -> tuple[Any, Tensor]:
+        """Return the places of the support vectors (s,) in the shared store, and their y alpha (s,)."""
+        if self._shared_support is None:
+            s, rows = self._solver.samples, self._solver.rows
+            at = np.flatnonzero(s.alpha)
+            self._shared_support = rows.in_gram(at), torch.from_numpy(s.alpha[at] * s.y[at]).to(self.device)
+        return self._shared_support
+
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
@@ -615,7 +677,7 @@ class IncrementalSVM(nn.Module):
         if kernel is None:
             x = checks.features(x, held + (len(x) if x.ndim else 0), self.device)
         elif not kernel.deep:
-            J = self._solver.rows.x.shape[1] if held else (x.shape[1] if x.ndim == 2 else 0)
+            J = self._solver.rows.gram.x.shape[1] if held else (x.shape[1] if x.ndim == 2 else 0)
             x = checks.features(x, J, self.device)
         if x.ndim == 0:
             raise ValueError("x must have a row for each sample, got a number")
@@ -643,7 +705,7 @@ class IncrementalSVM(nn.Module):
             return None
         if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
             return None
-        if x.shape != (1, self._solver.rows.x.shape[1]) or y.shape != (1,) or x.layout is not torch.strided:
+        if x.shape != (1, self._solver.rows.gram.x.shape[1]) or y.shape != (1,) or x.layout is not torch.strided:
             return None
         if self.device.type != "cpu" or y.device.type != "cpu":
             return None
@@ -680,6 +742,15 @@ class IncrementalSVM(nn.Module):
         """Add samples under new ids, and remove those in positions ``leaving``."""
         self._solver.change(batch, new, leaving, method)
         self._drop_far_reserve()
+
+    def _shorten(self) -> None:
+        """Make the arrays shorter, if few samples are left."""
+        s, rows = self._solver.samples, self._solver.rows
+        if s.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+            place_of = {} if rows.places is None else {i: int(rows.places[at]) for i, at in s.where.items()}
+            self._load(None, self.kernel, self.device)
+            if rows.places is not None:
+                self.share(rows.gram, place_of)
 
     def _exchange(self, at: Any, batch: Batch, method: str) -> None:
         """Exchange the samples in these positions for others, under the same ids."""
@@ -785,7 +856,12 @@ class IncrementalSVM(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         from torchlssvm.svm import checkpoint
 
-        return self.__dict__ | {"_solver": checkpoint.save(self._content()), "_support": None, "_reporting": False}
+        return self.__dict__ | {
+            "_solver": checkpoint.save(self._content()),
+            "_support": None,
+            "_shared_support": None,
+            "_reporting": False,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_solver")

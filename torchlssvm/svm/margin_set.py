@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.svm.kernel_rows import index_of
+from torchlssvm.kernels.gram_rows import index_of
 from torchlssvm.svm.samples import Array, Samples
 
 DEPENDENT_SHARE = 1e-12

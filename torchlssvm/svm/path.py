@@ -307,7 +307,7 @@ class Walk:
         c, row = w.column_of[j], margin.QS[slot]
         alpha, side = (float(s.u[j]), -1.0) if to_error else (0.0, 1.0)
         w.sign[c], w.slack[c] = side, 0.0
-        self.rows.cache_row(j, row)
+        self.rows.keep_row(j, row)
         self.path.roundings += float(alpha * s.root[j]) ** 2
         if to_error and self.rise is not None and self.rise[j] != 0.0:
             self.d[j] = self.rise[j]

@@ -102,7 +102,7 @@ def _exchange(
         side[rejected] = bound[rejected]
     for i, row in (*zip(leaving.tolist(), left, strict=True), *zip(into.tolist(), entering, strict=True)):
         if side[i] != 0:  # it may enter in a later round
-            rows.cache_row(i, row)
+            rows.keep_row(i, row)
     new = s.u * (side < 0)
     change = new - held
     for at, block in ((leaving, left), (into, entering)):

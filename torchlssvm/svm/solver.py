@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ import torch
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
+from torchlssvm.kernels.gram_rows import GramRows, index_of
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
-from torchlssvm.svm.kernel_rows import KernelRows, index_of
+from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
@@ -74,7 +76,7 @@ class PathSolver:
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.samples = Samples()
-        self.rows = KernelRows(self.samples, kernel, device, cache_bytes)
+        self.rows = KernelRows(self.samples, GramRows(kernel, device, cache_bytes))
         self.margin = MarginSet(self.samples)
         self.path = Path(self.samples, self.rows, self.margin)
         self.next_id = 0
@@ -87,6 +89,17 @@ class PathSolver:
 
     def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
         """Add samples under these ids, and remove those in positions ``leaving``."""
+        self.begin_change(batch, ids, leaving, method)
+        if len(leaving):
+            self.erase(leaving)
+
+    def begin_change(
+        self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto"
+    ) -> Callable[[], None]:
+        """Solve with new samples under these ids, and without those in positions ``leaving``, which are to be erased next.
+
+        Returns a function that undoes it, as long as they are not.
+        """
         new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
         if len(new) == 1 and not len(leaving) and len(self.margin):
             try:
@@ -95,14 +108,14 @@ class PathSolver:
                 self.erase(new)
                 raise
             self.last_method = "path"
-            if len(wrong):
-                with self.all_or_nothing(new):
-                    self._finish_walk(self.path.walk(wrong, NO_POSITIONS))
+            if not len(wrong):
+                return functools.partial(self.erase, new)
+            with self.all_or_nothing(new) as before:
+                self._finish_walk(self.path.walk(wrong, NO_POSITIONS))
         else:
-            with self.all_or_nothing(new):
+            with self.all_or_nothing(new) as before:
                 self.solve_change(new, leaving, method)
-        if len(leaving):
-            self.erase(leaving)
+        return functools.partial(self.restore, before)
 
     def place(self, batch: Batch, ids: list[int]) -> Array:  # -> (B,)
         """Give new samples positions, with their rows and labels; alpha is 0."""
@@ -112,7 +125,6 @@ class PathSolver:
             self.margin.fit_capacity()
         new = s.place(ids, batch.y, batch.weight, batch.u)
         try:
-            self.rows.fit_capacity(batch.x.shape[1])
             self.rows.put(new, batch.x, order)
         except BaseException:
             s.drop(new)
@@ -139,7 +151,6 @@ class PathSolver:
             return
         held = s.n - len(new) - len(leaving)
         if method == "auto" and len(new) > max(MIN_SAMPLES_PIVOTED, 2 * held):
-            self.rows.empty_cache()
             self._solve(self._feasible_alpha())
             return
         wrong = self._prepare_new(new) if len(new) else new
@@ -173,7 +184,6 @@ class PathSolver:
         s = self.samples
         remaining = s.y[s.u > 0]
         self.margin.clear(b=float(remaining[0]) if len(remaining) else 0.0)
-        self.rows.empty_cache()  # its rows lack the entries of new samples
         s.alpha[:] = s.rest[:] = s.g[:] = 0.0
         s.side[:] = np.where(s.u > 0, 1.0, 0.0)
         self.last_method = "path"
@@ -183,13 +193,10 @@ class PathSolver:
         s = self.samples
         outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
-            self.rows.extend_cache(part, Q)
             self.margin.add_columns(part, Q)
             i = index_of(part)
             s.rest[i] = Q @ outside
             s.g[i] = Q @ s.alpha + s.y[i] * self.margin.b - 1.0
-            if len(new) == 1 and s.g[part[0]] < 0:
-                self.rows.cache_row(int(part[0]), Q[0])
         return new[s.g[new] < 0]
 
     def _release(self, leaving: Array) -> None:
@@ -199,7 +206,7 @@ class PathSolver:
         for i in leaving.tolist():
             if s.side[i] == 0:
                 slot = int(np.flatnonzero((margin.at == i) & (margin.used > 0))[-1])
-                self.rows.cache_row(i, margin.QS[slot])
+                self.rows.keep_row(i, margin.QS[slot])
                 margin.leave(slot, float(s.alpha[i]), 0.0)
                 self.path.roundings += float(s.alpha[i] * s.root[i]) ** 2
             s.side[i] = 0.0
@@ -518,7 +525,7 @@ class PathSolver:
     def check_from_kernel(self, kernel: Kernel | None) -> tuple[OptimalityCheck, float]:
         """Check optimality with every g computed from this kernel; also return the largest unit of rounding."""
         s, g, rows = self.samples, self.samples.g.copy(), self.rows
-        self.rows = rows.renewed(kernel)
+        self.rows = KernelRows(s, rows.gram.renewed(kernel), rows.places)
         try:
             s.g[:] = self.rows.product(s.alpha) + s.y * self.margin.b - np.abs(s.y)
             return self.check_optimality(), self.rounding_bound()
@@ -528,12 +535,12 @@ class PathSolver:
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[None]:  # (B,)
+    def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[Snapshot]:  # (B,)
         """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
         before.vectors[:, new], before.ids[new] = 0.0, -1
         try:
-            yield
+            yield before
         except BaseException:
             self.restore(before)
             raise

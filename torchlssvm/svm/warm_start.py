@@ -67,7 +67,8 @@ class Level:
     def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array):  # (n,) positions, (n,)
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
-        self.factors = rows.factors(at)
+        places = rows.in_gram(at)
+        self.factors = None if rows.gram.has(places) else rows.gram.factors(places)
         # Trades for each sample after which the approximation ends; the pivoting or the robust method that follows
         # takes any start.
         self.trades_left = 100 * len(at)
@@ -79,11 +80,7 @@ class Level:
             K = left[these] @ (right if columns is None else right[:, columns])
             values: Array = K.clamp_(max=0.0).exp_().numpy()
             return values
-        y = self.y if columns is None else self.y[columns]
-        Q = self.rows.block(self.at[these], self.at if columns is None else self.at[columns])
-        Q *= y
-        Q *= self.y[these][:, None]
-        return Q
+        return self.rows.values(self.at[these], self.at if columns is None else self.at[columns])
 
     def offsets(self, alpha: Array) -> Array:  # (n,) -> (n,)
         """Compute F of these coefficients."""
@@ -160,7 +157,7 @@ class Level:
                 self.trades_left = some.trades_left - 1
                 self.move(F, alpha - before)
                 continue
-            kept = kept or KeptRows(n, self.rows.cache_bytes)
+            kept = kept or KeptRows(n, self.rows.gram.cache_bytes)
             W = np.union1d(_largest(rise, low), _largest(-fall, -high))
             at = kept.find(W, self.kernel)
             K = self.kernel(W, W).astype(np.float64)
