@@ -52,6 +52,7 @@ class MultiClass(nn.Module):
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
+    _support: tuple[list[int], Tensor, list[Tensor], list[Tensor]] | None  # of all machines, once it has been asked for
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
         super().__init__()
@@ -105,7 +106,9 @@ class MultiClass(nn.Module):
         """One score a class."""
         if not len(self):
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
-        if self._shared and all(m._solver.rows.gram is self._gram for m in self.machines):  # type: ignore[union-attr]
+        machines: list[Any] = list(self.machines)
+        shared = self._shared and all(machine._solver.rows.gram is self._gram for machine in machines)
+        if shared and not machines[0].kernel_has_gradient():
             return self._scores(self._shared_decisions(x))
         parts = [m.decision(x) if held else None for m, held in zip(self.machines, self._own_ids, strict=True)]  # type: ignore[operator]
         some = next(p for p in parts if p is not None)
@@ -114,17 +117,19 @@ class MultiClass(nn.Module):
     def _shared_decisions(self, x: Tensor) -> Tensor:  # (B, J) -> (B, tasks)
         """Compute the decisions of all machines from one kernel matrix, between x and all support vectors."""
         machines: list[Any] = list(self.machines)
-        parts = [m.shared_support() for m in machines]
-        if self._support is None or any(p is not q for p, q in zip(parts, self._support[0], strict=True)):
+        changes = [m.changes for m in machines]
+        if self._support is None or self._support[0] != changes:
+            parts = [m.shared_support() for m in machines]
             used, where = np.unique(np.concatenate([places for places, _ in parts]), return_inverse=True)
-            ends = np.cumsum([len(places) for places, _ in parts])[:-1]
-            columns = [torch.from_numpy(part).to(self._device) for part in np.split(where, ends)]
-            self._support = parts, self._gram.rows_at(used), columns
-        _, rows, columns = self._support
+            ends = np.cumsum([len(places) for places, _ in parts]).tolist()
+            index = torch.from_numpy(where).to(self._device)
+            columns = [index[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            self._support = changes, self._gram.rows_at(used), columns, [alpha for _, alpha in parts]
+        _, rows, columns, coefficients = self._support
         kernel = self._gram.kernel
         assert kernel is not None
         K = kernel.tiled(machines[0].prepared(x), rows)
-        f = [K[:, c] @ a + m.b for m, c, (_, a) in zip(machines, columns, parts, strict=True)]
+        f = [K[:, c] @ a + m.b for m, c, a in zip(machines, columns, coefficients, strict=True)]
         return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
@@ -206,9 +211,7 @@ class MultiClass(nn.Module):
         self._gram: GramRows = gram or GramRows(Linear(), self._device, 0)
         self._held: dict[int, Held] = {}  # in the order of ids
         self._free: list[int] = []  # places
-        self._support: tuple[list[Any], Tensor, list[Tensor]] | None = (
-            None  # of all machines, once it has been asked for
-        )
+        self._support = None
         self._own_ids, self._next_id = [{} for _ in self.tasks], next_id
 
     def _find(self, ids: Any) -> list[int]:
@@ -285,7 +288,7 @@ class MultiClass(nn.Module):
                     self._change_machine(t, leaving, staying, joining, samples)
                     continue
                 joining |= {i: a for i, a in staying.items() if a != self._label(task, self._held[i].label)}
-                new = [samples[i] for i in joining]
+                new = [s for s in map(samples.get, joining) if s is not None]
                 change = machine.begin_change(
                     np.array([s.place for s in new], dtype=np.int64),
                     np.array(list(joining.values()), dtype=float),

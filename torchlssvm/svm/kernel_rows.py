@@ -73,8 +73,8 @@ class KernelRows:
             if self.places is not None and SPARSE_SHARE * s.capacity < gram.capacity:
                 return self.block(np.array([i]))[0]
             at = self._with_next_rows(i)
-            for j, row in zip(at.tolist(), gram.block(at), strict=True):
-                gram.cache.put(j, row)
+            for j, values in zip(at.tolist(), gram.block(at), strict=True):
+                gram.cache.put(j, values)
             k = gram.cache.row_of[p]
         K = gram.cache.rows[k]
         row: Array = (K if self.places is None else K[self.places]) * s.y

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
-from torchlssvm.functional import checks
+from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
-from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.kernels import Custom, Kernel, as_kernel
 from torchlssvm.kernels.gram_rows import GramRows
 from torchlssvm.svm.samples import Batch, upper_bounds
 
@@ -101,6 +101,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             raise
         finally:
             machine._support = machine._shared_support = None
+            machine.changes += 1
 
     return atomically(wrapped)
 
@@ -166,6 +167,7 @@ class IncrementalSVM(nn.Module):
         self._callback, self.record = callback, bool(record)
         self._reporting = False  # True while the callback runs
         self.num_classes = 2
+        self.changes = 0  # operations so far
         self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @exactly
@@ -303,10 +305,23 @@ class IncrementalSVM(nn.Module):
         """The number of events so far: the unit of work of the path."""
         return self._solver.path.events
 
-    def decision(self, x: Any) -> Tensor:  # (B, J) -> (B,)
-        """f(x), positive for class 1; differentiable in x."""
+    def decision(self, x: Any, samples: Any = None) -> Tensor:  # (B, J) -> (B,)
+        """f(x), positive for class 1; differentiable in x, and whole in the kernel's parameters and in the samples held.
+
+        samples: (n, J) the samples held, in the order of ``ids``, with a graph: derivatives in them count what they change in
+        alpha and b too. They are those of the solution, where no sample changes its set.
+        """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
+        if samples is not None or self.kernel_has_gradient():
+            s = self._solver.samples
+            used = s.order()  # all of them where no margin vector fixes b
+            used = used[(s.alpha[used] > 0) | (s.side[used] == 0)] if len(self._solver.margin) else used
+            rows, known = self._differentiable(used, samples)
+            assert self.kernel is not None
+            alpha, b = svm_gradients.solution(self.kernel.tiled(rows, rows), *known)
+            K = self.kernel.tiled(self.prepared(x), rows)
+            return K @ (alpha * known[0]) + b
         if self._support is None:
             self._support = self._find_support()
         used, coefficients = self._support
@@ -314,6 +329,49 @@ class IncrementalSVM(nn.Module):
         K = rows[:, used] if self.kernel is None else self.kernel.tiled(rows, used)
         f: Tensor = K @ coefficients + self.b
         return f
+
+    def span_margins(self, samples: Any = None) -> Tensor:  # -> (n,)
+        """Margins g_c of ``leave_one_out(method="span")``, differentiable in the kernel's parameters and in ``samples``.
+
+        A loss of them trains a kernel, or a network that makes the samples: see :meth:`decision` for ``samples``. Costs n^2
+        kernel values.
+        """
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        rows, known = self._differentiable(self._solver.samples.order(), samples)
+        assert self.kernel is not None
+        return svm_gradients.span_margins(self.kernel.tiled(rows, rows), *known)
+
+    def kernel_has_gradient(self) -> bool:
+        """Tell whether kernel values depend on something that requires a gradient."""
+        if self.kernel is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        if any(p.requires_grad for p in self.kernel.parameters()):
+            return True
+        if not any(isinstance(part, Custom) for part in self.kernel.modules()):
+            return False
+        one = self._solver.rows.x(self._solver.samples.order()[:1])
+        return self.kernel.tiled(one, one).requires_grad
+
+    def _differentiable(self, at: Any, samples: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Return the rows in these positions, from ``samples`` if given; and y, side, alpha and b."""
+        if self.kernel is None:
+            raise ValueError("a machine with a precomputed kernel has no rows to differentiate in")
+        solver, s = self._solver, self._solver.samples
+        rows = solver.rows.x(at)
+        if samples is not None:
+            given = self.prepared(samples)
+            if len(given) != self.n:
+                raise ValueError(f"samples must be the {self.n} samples held, in the order of ids; got {len(given)}")
+            place = np.flatnonzero(np.isin(s.order(), at))
+            given = given[torch.from_numpy(place).to(self.device)]
+            if not torch.equal(given.detach(), rows):
+                raise ValueError("samples are not those held, in the order of ids: add them as they are given here")
+            rows = given
+        values = (torch.from_numpy(v).to(self.device) for v in (s.y[at], s.side[at], s.alpha[at]))
+        b = torch.tensor(solver.margin.b, dtype=torch.float64, device=self.device)
+        y, side, alpha = values
+        return rows, (y, side, alpha, b)
 
     def prepared(self, x: Any) -> Tensor:  # (B, J) -> (B, J')
         """Check samples and prepare them for the kernel, in float64."""
@@ -649,6 +707,7 @@ class IncrementalSVM(nn.Module):
             put_back()
             del self.trajectory[events:]
             self._support = self._shared_support = None
+            self.changes += 1
 
         def finish() -> None:
             if len(leaving):

@@ -1,0 +1,70 @@
+r"""Derivatives of the SVM's solution in its kernel matrix, where no sample changes its set (implicit differentiation).
+
+Coefficients of E and R are at their bounds. Those of S, and b, solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E], with the
+A of :mod:`~torchlssvm.functional.svm_path` (7). The derivative of that system is the derivative of the solution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def bordered(Q: Tensor, y: Tensor, S: Tensor) -> Tensor:  # (n, n), (n,), (s,) -> (s + 1, s + 1)
+    """Return A = [[0, y_S^T], [y_S, Q_SS]] (7)."""
+    A = torch.nn.functional.pad(Q[S][:, S], (1, 0, 1, 0))
+    border = torch.nn.functional.pad(y[S], (1, 0))
+    first = torch.zeros_like(border)
+    first[0] = 1.0
+    return A + torch.outer(first, border) + torch.outer(border, first)
+
+
+def solution(
+    K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:  # (n, n), (n,) x 3, () -> (n,), ()
+    """Return alpha and b, the values given, with the derivatives of the solution in K.
+
+    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors b is the middle of two samples' values, or one value.
+
+    Example:
+        >>> x = torch.tensor([[-1.0], [2.0]], dtype=torch.float64, requires_grad=True)
+        >>> y = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        >>> value = torch.full((2,), 2 / 9, dtype=torch.float64), torch.tensor(-1 / 3, dtype=torch.float64)
+        >>> alpha, b = solution(x @ x.T, y, torch.zeros(2), *value)  # w = 2 / (x_2 - x_1), b = -w (x_1 + x_2) / 2
+        >>> [round(v, 6) for v in torch.autograd.grad(b, x)[0].flatten().tolist()]
+        [-0.444444, -0.222222]
+    """
+    Q = K * y[:, None] * y
+    S, outside = (side == 0).nonzero()[:, 0], alpha * (side != 0)
+    if len(S):
+        right = torch.cat([-(y @ outside)[None], 1.0 - Q[S] @ outside])
+        a = torch.linalg.solve(bordered(Q, y, S), right)
+        derivative = a - a.detach()
+        return alpha.index_add(0, S, derivative[1:]), b + derivative[0]
+    # y_i (f_i + b) = 1 at both ends of the interval of b
+    ends = y - y * (Q @ alpha)
+    low = torch.where(y * side > 0, ends, -torch.inf).max()
+    high = torch.where(y * side < 0, ends, torch.inf).min()
+    finite = torch.stack([end for end in (low, high) if bool(end.isfinite())])
+    return alpha, b + (finite.mean() - finite.mean().detach())
+
+
+def span_margins(
+    K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
+) -> Tensor:  # (n, n), (n,) x 3, () -> (n,)
+    """Return y_c f(x_c) - 1 of every sample by the machine without it, by the span rule, differentiable in K.
+
+    It is g_c - alpha_c gamma_c, gamma_c being the squared distance of c to the span of the (other) margin vectors: exact
+    where no sample changes its set when c leaves. Minus infinity where alpha_c > 0 and no margin vector can balance it.
+    """
+    alpha, b = solution(K, y, side, alpha, b)
+    Q = K * y[:, None] * y
+    S = (side == 0).nonzero()[:, 0]
+    g = (Q @ alpha + y * b - 1.0) * (side != 0)
+    if not len(S):
+        return torch.where(alpha > 0, -torch.inf, g)
+    R = torch.linalg.inv(bordered(Q, y, S))
+    H = torch.cat([y[None], Q[S]])
+    distance = (Q.diagonal() - ((R @ H) * H).sum(0)) * (side != 0)
+    own = 1.0 / R.diagonal()[1:] if len(S) > 1 else torch.full_like(alpha[S], torch.inf)
+    return g - alpha * distance.index_add(0, S, own)
