@@ -67,4 +67,5 @@ def span_margins(
     H = torch.cat([y[None], Q[S]])
     distance = (Q.diagonal() - ((R @ H) * H).sum(0)) * (side != 0)
     own = 1.0 / R.diagonal()[1:] if len(S) > 1 else torch.full_like(alpha[S], torch.inf)
-    return g - alpha * distance.index_add(0, S, own)
+    margins: Tensor = g - alpha * distance.index_add(0, S, own)
+    return margins
