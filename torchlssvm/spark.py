@@ -34,6 +34,8 @@ def statistics_from(
     The result is, bit for bit, that of ``Statistics.add`` on the same samples; ``merge(head, Delta(result))`` puts it in a
     head.
 
+    A null, a row of another length or a value that is not a number is a ValueError.
+
     Args:
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.
         in_features: J.
@@ -50,7 +52,11 @@ def statistics_from(
         raise ValueError("sums of several machines need a grid: a number, a FixedPoint or 'auto'; got None")
     samples = data.select(*columns).rdd.map(tuple) if hasattr(data, "select") else data
     if not isinstance(grid, FixedPoint):
-        grid = FixedPoint.auto(samples.mapPartitions(partial(_largest, normalize=normalize)).max())
+        found = samples.mapPartitions(partial(_largest, J=in_features, normalize=normalize)).collect()
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        grid = FixedPoint.auto(max(found))
     empty = Statistics(in_features, num_classes, grid=grid, per_class=per_class, normalize=normalize, scale=scale)
     total = samples.mapPartitions(partial(_sum, empty=empty)).treeReduce(_add, depth)
     if isinstance(total, Exception):
@@ -58,12 +64,14 @@ def statistics_from(
     return total  # type: ignore[no-any-return]
 
 
-def _blocks(samples: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(samples: Iterable[Any], J: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of single samples (x (J,), label), or blocks (x (B, J), labels (B,)) as they come."""
     rows: list[Any] = []
     labels: list[Any] = []
     for x, y in samples:
-        x = np.asarray(x.toArray() if hasattr(x, "toArray") else x)
+        x, y = _numbers(x, "features"), _numbers(y, "label")
+        if x.ndim not in (1, 2) or x.shape[-1] != J:
+            raise ValueError(f"a sample has features of shape {tuple(x.shape)}, expected ({J},): in_features is {J}")
         if x.ndim == 2:
             yield _tensors(x, y)
             continue
@@ -76,6 +84,20 @@ def _blocks(samples: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         yield _tensors(np.stack(rows), labels)
 
 
+def _numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """The value of a column as an array; ValueError for a null, and for anything else that is not a number."""
+    try:
+        found = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # lists of different lengths
+        found = np.asarray(None)
+    if found.dtype.kind not in "fiub":
+        what = "a null" if value is None else repr(value)[:80]
+        raise ValueError(
+            f"the {name} of a sample must be numbers, got {what}: drop such rows first, e.g. frame.dropna()"
+        )
+    return found
+
+
 def _tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """A block as tensors; labels that are whole numbers in a column of floats are integers."""
     y = np.asarray(y)
@@ -84,12 +106,15 @@ def _tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor(x), torch.tensor(y)
 
 
-def _largest(samples: Iterable[Any], normalize: str | None) -> list[float]:
-    """The largest finite magnitude in a partition."""
+def _largest(samples: Iterable[Any], J: int, normalize: str | None) -> list[float | Exception]:
+    """The largest finite magnitude in a partition, or what is wrong with its samples."""
     found = 0.0
-    for x, _ in _blocks(samples):
-        x = normalized(x.to(torch.float64), normalize).abs() if x.numel() else x
-        found = max(found, float(torch.where(x.isfinite(), x, 0.0).max()) if x.numel() else 0.0)
+    try:
+        for x, _ in _blocks(samples, J):
+            x = normalized(x.to(torch.float64), normalize).abs() if x.numel() else x
+            found = max(found, float(torch.where(x.isfinite(), x, 0.0).max()) if x.numel() else 0.0)
+    except ValueError as error:
+        return [error]
     return [found]
 
 
@@ -97,7 +122,7 @@ def _sum(samples: Iterable[Any], empty: Statistics) -> list[Statistics | Excepti
     """The sums of a partition, or what is wrong with its samples."""
     stats = empty.copy()
     try:
-        for x, y in _blocks(samples):
+        for x, y in _blocks(samples, stats.in_features):
             stats.add(x, y)
     except (GridError, ValueError) as error:
         return [error]

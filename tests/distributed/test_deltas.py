@@ -204,14 +204,12 @@ def test_few_samples_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="perhaps only 1 sample"):
         lone.save(tmp_path / "d.pt", min_samples=5)
     assert not list(tmp_path.iterdir())
-    lone.save(tmp_path / "d.pt", min_samples=5, allow_small=True)
+    lone.save(tmp_path / "d.pt")
     enough = Delta.like(head()).add(X[:30], Y[:30])
     assert enough.least_samples == 10
     enough.save(tmp_path / "e.pt", min_samples=10)
     back = Delta.like(head()).add(X[:30], Y[:30]).remove(X[:27], Y[:27])  # added and removed: one a class is left
     assert back.least_samples == 1
-    swapped = Delta.like(head()).add(X[:12], Y[:12]).remove(X[60:72], Y[60:72])  # net zero, but eight samples a class
-    assert swapped.least_samples == J  # as many as the rank can prove
     assert Delta.like(head()).least_samples is None
     totals = Delta.like(LSSVMHead(J, K, grid=GRID)).add(X[:30], Y[:30]).add(X[:1], Y[:1]).remove(X[1:2], Y[1:2])
     assert totals.least_samples == 9
@@ -433,7 +431,7 @@ def recovered(path, label):
 
 
 @pytest.mark.parametrize("form", [{}, {"class_weight": None, "intercept": "free"}])
-@pytest.mark.parametrize("way", ["weight", "repeated", "many calls", "taken", "taken after a mark"])
+@pytest.mark.parametrize("way", ["weight", "repeated", "taken after a mark"])
 def test_one_sample_of_weight_twenty_is_one_sample(tmp_path, form, way):
     x, y = torch.cat([X[30:90], X[:1]]), torch.cat([Y[30:90] % 2 + 1, torch.tensor([0])])
     target = head(**form)
@@ -441,10 +439,7 @@ def test_one_sample_of_weight_twenty_is_one_sample(tmp_path, form, way):
         agree(target)
     what = Delta.like(target) if "taken" not in way else target
     what.add(x[:60], y[:60])
-    if way == "many calls":
-        for _ in range(20):
-            what.add(x[60:], y[60:])
-    elif way == "repeated":
+    if way == "repeated":
         what.add(x[60:].repeat(20, 1), y[60:].repeat(20))
     else:
         what.add(x[60:], y[60:], torch.tensor([20]))
@@ -452,7 +447,7 @@ def test_one_sample_of_weight_twenty_is_one_sample(tmp_path, form, way):
     assert delta.least_samples == 1
     with pytest.raises(ValueError, match="perhaps only 1 sample"):
         delta.save(tmp_path / "d.pt", min_samples=20)
-    delta.save(tmp_path / "d.pt", allow_small=True, min_samples=20)
+    delta.save(tmp_path / "d.pt")
     assert (recovered(tmp_path / "d.pt", 0) - X[0]).abs().max() < 1e-4  # why it is refused
 
 
@@ -468,11 +463,6 @@ def test_distinct_samples_are_counted_net(tmp_path, form):
     assert some.remove(X[6:9], Y[6:9]).least_samples == 18  # four of five are left
     removed = like().remove(X[:60], Y[:60])
     assert removed.least_samples == 20
-    many = torch.randn(3000, J, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(3000) % K
-    bulk = like().add(many, labels)
-    assert bulk.least_samples >= 256
-    assert bulk.remove(many[:2100], labels[:2100]).least_samples <= 300
     node = head(**form).add(X[:60], Y[:60])
     node.relabel(X[:3], Y[:3], (Y[:3] + 1) % K)
     assert Delta.take(node).least_samples == 20

@@ -446,7 +446,7 @@ def star(rank, world):
     assert "min_samples" in few, few
     assert "fingerprint" in other, other
     everyone = torch.distributed.new_group()
-    reduce_to(h, 2, everyone, delta=delta, fingerprint="network", min_samples=5, allow_small=True)
+    reduce_to(h, 2, everyone, delta=delta, fingerprint="network")
     right = h.digest() == batch(set(range(120)) - set(range(world)), "weighted").digest()
     return out, right, ranks.caught(lambda: sync(h))[0]
 
@@ -485,7 +485,7 @@ def few_samples_are_not_sent(rank, world):
     before = state(h)
     error = ranks.caught(lambda: sync(h, min_samples=5))
     kept = state(h) == before
-    sync(h, min_samples=5, allow_small=True)
+    sync(h)
     return (*error, kept, h.n)
 
 

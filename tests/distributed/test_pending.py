@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, Statistics
 from torchlssvm.distributed import Delta, agree, collectives, discard, merge, status
 from torchlssvm.functional import gram
-from torchlssvm.functional.definite import is_semidefinite, least_rank
+from torchlssvm.functional.definite import is_semidefinite
 from torchlssvm.linear.pending import Tracking
 
 GRID = FixedPoint(8.0)
@@ -182,16 +182,6 @@ def test_definiteness_finds_what_was_never_there(scale):
             twice = torch.cat([rows, rows[:1], rows[:1]])
             assert verdict(twice[:-1], torch.cat([ones, -ones[:1]]))
             assert not verdict(twice, torch.cat([ones, -ones[:1], -ones[:1]]))
-
-
-def test_rank_is_a_lower_bound_for_the_samples_in_a_delta():
-    generator = torch.Generator().manual_seed(1)
-    for added, removed, J in ((1, 0, 6), (2, 0, 6), (1, 1, 6), (3, 2, 6), (20, 0, 6)):
-        rows = torch.randint(-99, 99, (added + removed, J), generator=generator)
-        signs = torch.tensor([1] * added + [-1] * removed)
-        M = (rows * signs[:, None]).T @ rows
-        assert int(least_rank(gram.pack(M, M[:0]), J)) == min(added + removed, J)
-    assert int(least_rank(gram.pack(torch.zeros(4, 4).long(), torch.zeros(0, 4).long()), 4)) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Spark: the same integers as everywhere else."""
 
+import functools
 import os
 import shutil
 import sys
@@ -46,9 +47,41 @@ def test_spark_gives_the_same_digest(context):
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, per_class=True)
     head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
     assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced").add(X, Y).digest()
+    with pytest.raises(ValueError, match="got a null"):
+        statistics_from(context.parallelize([*ROWS[:9], (None, 0)], 3), J, K, grid=GRID)
     ready = {"normalize": "l2", "scale": "std"}
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, **ready)
     assert stats.digest() == LSSVMHead(J, K, grid=GRID, **ready).add(X, Y).digest()
+
+
+BAD = {
+    "a null": (None, 0),
+    "features of shape": ([1.0] * (J - 1), 0),
+    "got \\[1.0, None": ([1.0, None, 1.0, 1.0, 1.0], 0),
+    "label of a sample must be numbers, got a null": ([1.0] * J, None),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+@pytest.mark.parametrize("grid", [GRID, "auto"])
+def test_a_null_or_a_short_row_is_a_named_error(said, grid):
+    """On a list that has the three methods of an RDD: what runs on the workers is the same."""
+    from torchlssvm.spark import statistics_from
+
+    class Partitions(list):
+        def mapPartitions(self, work):
+            return Partitions([one for half in (self[::2], self[1::2]) for one in work(half)])
+
+        def collect(self):
+            return list(self)
+
+        def treeReduce(self, add, depth):
+            return functools.reduce(add, self)
+
+    rows = Partitions(ROWS[:10])
+    assert statistics_from(rows, J, K, grid=grid).n == 10
+    with pytest.raises(ValueError, match=said):
+        statistics_from(Partitions([*rows, BAD[said]]), J, K, grid=grid)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Launches and synchronizations of the public operations on the pretended device.
 
-    python -m tests.support.device_costs        # the table of docs/devices.md
+    python -m tests.support.device_costs        # the table of docs/howto/cuda.md
 
 Each operation is prepared (and run once on a twin, so that memory that is kept is there), then counted alone.
 """

@@ -41,25 +41,21 @@ class Peers:
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the messages of all ranks, in their order. Messages are JSON: nothing that arrives is executed."""
-        mine = bytes_to_tensor(json.dumps(message).encode())
-        length = torch.tensor([len(mine)], device=self.device)
+        texts = self.gather(bytes_to_tensor(json.dumps(message).encode())[:, None])
+        return [json.loads(tensor_to_bytes(text[:, 0])) for text in texts]
+
+    def gather(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of all ranks, on the host. rows: (n, m), with any n on each rank."""
+        length = torch.tensor([len(rows)], device=self.device)
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         self._run(lambda: dist.all_gather(lengths, length, group=self.group))
         sizes = [int(n) for n in lengths]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        padded = padded.to(self.device)
-        texts = [torch.empty_like(padded) for _ in sizes]
-        self._run(lambda: dist.all_gather(texts, padded, group=self.group))
-        return [json.loads(tensor_to_bytes(t[:n])) for t, n in zip(texts, sizes, strict=True)]
-
-    def gather(self, rows: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Return the rows of all ranks, on the host. rows: (sizes[rank], m) int64."""
         padded = torch.zeros(max(sizes), rows.shape[1], dtype=rows.dtype)
         padded[: len(rows)] = rows
         padded = padded.to(self.device)
         parts = [torch.empty_like(padded) for _ in sizes]
-        self._run(lambda: dist.all_gather(parts, padded, group=self.group))
+        if max(sizes):
+            self._run(lambda: dist.all_gather(parts, padded, group=self.group))
         return [p[:n].cpu() for p, n in zip(parts, sizes, strict=True)]
 
     def total(self, part: Tensor, to: int | None = None) -> Tensor:

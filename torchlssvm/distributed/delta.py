@@ -231,14 +231,14 @@ class Delta:
         """SHA-256 of the sums."""
         return self.statistics.digest()
 
-    def save(self, path: str | os.PathLike[str], *, min_samples: int = 0, allow_small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, min_samples: int = 0) -> None:
         """Write to a file that holds sums only; it appears whole or not at all.
 
         When the file is there, the changes are handed over. When it is refused or fails, they are still pending in the head.
         """
         with locked(self.source):
             self.check_own()
-            check_enough(self.statistics, self.rows, min_samples, allow_small)
+            check_enough(self.statistics, self.rows, min_samples)
             out = self.statistics.state()
             meta = {
                 "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),

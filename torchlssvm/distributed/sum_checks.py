@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.definite import is_semidefinite, least_rank
+from torchlssvm.functional.definite import is_semidefinite
 from torchlssvm.linear.membership import RowCounts
 from torchlssvm.statistics import Statistics
 
@@ -30,56 +30,30 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
             raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
 
-def least_samples(stats: Statistics, rows: RowCounts | None = None, enough: int | None = None) -> int | None:
+def least_samples(stats: Statistics, rows: RowCounts | None) -> int | None:
     """Bound from below the number of distinct samples in the sums of any class; None when nothing changed.
 
-    Weights do not count, and what was added and removed again does not. ``rows`` tells samples apart, where they are known;
-    else the rank of the sums does: s samples have rank s at most. Sums in total have no rank for each class: 1 is all that
-    they prove. Classes that are known to have ``enough`` are not looked at further.
-
-    >>> import torch
-    >>> from torchlssvm import FixedPoint, Statistics
-    >>> delta = Statistics(4, 2, grid=FixedPoint(8.0), per_class=True).add(torch.eye(4), torch.tensor([0, 0, 0, 1]))
-    >>> delta = delta.add(torch.eye(4)[3:], torch.tensor([1]), torch.tensor([20]))
-    >>> least_samples(delta)  # class 1 is one sample, many times: its sums give it away
-    1
+    Weights do not count, and neither does what was added and removed again. ``rows``: the samples; without them, 1 is all that
+    is known.
     """
     stats.canonicalize()
     if stats.empty:
         return None
-    rows = RowCounts() if rows is None else rows
-    sums, moments, K = stats.group_sums(), stats.moments, stats.num_classes
-    bounds = []
-    for fold in range(max(1, stats.folds)):
-        where = fold if stats.folds else None
-        if stats.kind == "labels" and not stats.per_class:
-            changed = [c for c, v in enumerate(stats.side_sums(fold)) if bool(moments[fold, c]) or bool(v.any())]
-            bounds += [max(1, rows.least(where, c)) for c in changed]
-            if not changed and fold in sums and bool(sums[fold].any()):
-                bounds.append(0)
-            continue
-        for c in range(K if stats.per_class else 1):
-            group = fold * K + c if stats.per_class else fold
-            packed, net = sums.get(group), stats.group_mean_terms(group)[1]
-            if bool(net) or (packed is not None and bool(packed.any())):
-                known = max(1, rows.least(where, None if stats.kind == "values" else c))
-                if packed is not None and (enough is None or known < enough):
-                    known = max(known, int(least_rank(packed, stats.in_features)))
-                bounds.append(known)
-    return min(bounds, default=None)
+    if rows is None:
+        return 1
+    groups = [group for group, some in rows.groups.items() if some]
+    return max(1, min((rows.least(*group) for group in groups), default=1))
 
 
-def check_enough(stats: Statistics, rows: RowCounts | None, min_samples: int, allow_small: bool) -> None:
-    """ValueError when the sums to be sent may be of fewer distinct samples than chosen."""
+def check_enough(stats: Statistics, rows: RowCounts | None, min_samples: int) -> None:
+    """ValueError when the sums to be sent may be of fewer distinct samples than ``min_samples``."""
     if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
         raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
-    if allow_small or min_samples == 0:
-        return
-    least = least_samples(stats, rows, min_samples)
+    least = least_samples(stats, rows)
     if least is not None and least < min_samples:
-        unknown = "" if rows is not None else " (after a save, a load or a merge of files single samples are not known)"
+        unknown = "" if rows is not None else " (single samples are not known here: sums were merged from a file)"
         raise ValueError(
             f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
-            f"min_samples={min_samples}: sums of few samples give them away, whatever their weight. Wait for more, or say "
-            "allow_small=True."
+            f"min_samples={min_samples}: sums of few samples give them away, whatever their weight. Wait for more, or lower "
+            "min_samples."
         )

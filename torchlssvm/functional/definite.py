@@ -1,12 +1,10 @@
-"""A test that sums can be those of actual samples, and a lower bound for the number of samples in them.
+"""A test that sums can be those of actual samples.
 
 Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Taking away what is not in there
 may break that, and then it is proved that something was removed that was never added (or removed twice). G is scaled to a
 unit diagonal, S = D^-1/2 G D^-1/2, which changes no sign and makes features of any scale count alike. Cholesky's
 factorization of S + t I, t = 1e-12 (J + 1), exists for every semidefinite G in spite of rounding (its backward error is
 about 1e-16 (J + 1)), so when it fails the proof is good; what hides below t goes unnoticed.
-
-A sum of s samples has rank s at most. So the rank of a delta, however signed, is a lower bound for the samples in it.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.gram import strip_views, unpack
+from torchlssvm.functional.gram import strip_views
 
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -38,13 +36,3 @@ def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
     S.diagonal().add_(1e-12 * S.shape[0])
     info: Tensor = torch.linalg.cholesky_ex(S).info
     return (info == 0) & (signs >= 0).all()
-
-
-def least_rank(packed: Tensor, J: int) -> Tensor:
-    """The rank of M up to rounding, a scalar: eigenvalues below 1e-9 of the largest are not counted."""
-    M = unpack(packed, J).to(torch.float64)
-    top = M.abs().amax()
-    values = torch.linalg.eigvalsh(M / torch.where(top > 0, top, torch.ones_like(top))).abs()
-    # 1e-9: share of the largest eigenvalue below which one counts as rounding
-    rank: Tensor = (values > 1e-9 * values.amax()).sum() * (top > 0)
-    return rank
