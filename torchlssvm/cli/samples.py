@@ -28,7 +28,6 @@ from torchlssvm.wording import counted
 if TYPE_CHECKING:
     from torchlssvm.cli.images import ImageFolder
     from torchlssvm.cli.sample_files import SampleFile
-    from torchlssvm.events import Add
     from torchlssvm.store import AccessReport, EventResult, SampleStore
 
 # -- add ---------------------------------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def add(options: argparse.Namespace) -> int:
                 try:
                     refuse_repeated(ids, seen)
                     whose = [options.subject] * len(ids) if subjects is None else subjects
-                    add_batch(store, (ids, x, y, whose, source), samples.tolerance, counts)
+                    add_batch(store, (ids, x, y, whose, source), counts)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error} ({counts['added']} samples before were added)") from error
                 advance(len(ids))
@@ -158,51 +157,21 @@ def refuse_repeated(ids: Sequence[str], seen: set[str]) -> None:
         seen.add(one)
 
 
-def add_batch(store: SampleStore, batch: tuple[Any, ...], tolerance: float, counts: dict[str, int]) -> None:
+def add_batch(store: SampleStore, batch: tuple[Any, ...], counts: dict[str, int]) -> None:
     """Add the new samples of a batch (ids, x, y, subjects, source), in one event."""
     import torch
 
     from torchlssvm.events import Add
 
     ids, x, y, subjects, source = batch
-    event = Add(ids, x, torch.as_tensor(y), subjects, source)  # checks everything
-    held = [i in store for i in event.ids]
-    new = [k for k, there in enumerate(held) if not there]
-    if len(new) < len(held):
-        compare_with_store(store, event, [k for k, there in enumerate(held) if there], tolerance)
-        counts["skipped"] += len(held) - len(new)
-        if not new:
-            return
-        event = Add([event.ids[k] for k in new], event.x[new], event.y[new], [subjects[k] for k in new], source)
-    receipt = store.apply(event)
+    event = store.without_held(Add(ids, x, torch.as_tensor(y), subjects, source))
+    counts["skipped"] += len(ids) - (0 if event is None else len(event.ids))
+    if event is None:
+        return
+    receipt = store.apply(event, recalibrate=False)
     counts["added"] += receipt.samples
     counts["left_out"] += len(receipt.left_out)
     counts["events"] += receipt.applied
-
-
-def compare_with_store(store: SampleStore, event: Add, which: list[int], tolerance: float) -> None:
-    """Raise ValueError when samples that the store has already are not those of the event."""
-    import torch
-
-    head = store.head
-    rows = store.get([event.ids[k] for k in which])
-    plain = head.grid is None or head.normalize is not None  # stored as they are
-    x = event.x[which].to(torch.float64) if plain else head.grid.snap(event.x[which])
-    y = event.y[which]
-    targets = head.statistics.target_grid
-    if y.is_floating_point() and targets is not None:
-        y = targets.snap(y.reshape(rows.y.shape))
-    here = rows.x.to(torch.float64)
-    other_x = (x - here).abs().amax(1) > tolerance * here.abs().amax(1)
-    other_y = (rows.y != y.reshape(rows.y.shape)).reshape(len(which), -1).any(1)
-    for at, k in enumerate(which):
-        differs = [n for n, d in (("features", other_x[at]), ("label", other_y[at])) if d]
-        differs += ["subject"] if rows.subjects[at] != event.subjects[k] else []
-        if differs:
-            raise ValueError(
-                f"the id {event.ids[k]!r} is in the store already and differs in {' and '.join(differs)}: relabel or "
-                "remove it, or give the new sample another id"
-            )
 
 
 # -- relabel -----------------------------------------------------------------------------------------------------------

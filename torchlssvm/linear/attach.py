@@ -502,7 +502,8 @@ class AttachedClassifier(nn.Module):
         if y is None:
             assert self.samples is not None
             for part in batches_of(images, self.device, progress, "add"):
-                self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, again=True)
+                self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
+            self.samples.store.recalibrate()
             return self
         if self.samples is not None:
             if options:
@@ -560,8 +561,8 @@ class AttachedClassifier(nn.Module):
         return torch.cat(learned) if isinstance(learned[0], Tensor) else [i for ids in learned for i in ids]
 
     def remove(
-        self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: str | None = None,
-        **options: Any,
+        self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: Any = None,
+        receipt: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
         """Remove samples: by ``subject`` or ``ids`` with a store, which returns a receipt; else the images and labels added.
 
@@ -569,7 +570,8 @@ class AttachedClassifier(nn.Module):
             images: (B, ...), without a store: their features must be those that were added, to the bit.
             y: (B,), the labels they were added with.
             ids: (B,), of samples in the store.
-            subject: all samples of a subject in the store.
+            subject: all samples of a subject in the store, or of several: a list, which gives a list of results.
+            receipt: file that says who was erased, written before the bytes can be destroyed; for a store.
             options: of the head's own ``remove``.
         """
         named = subject is not None or (ids is not None and images is None)
@@ -581,10 +583,20 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if images is not None or options:
                 raise ValueError("the store knows its samples: clf.remove(subject='u42') or clf.remove(ids=['a', 'b'])")
-            return self.samples.remove(ids, subject)
+            return self.samples.remove(ids, subject, receipt)
         if images is None or y is None:
             raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
         return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
+
+    def add_classes(self, classes: int | Sequence[str]) -> Self:
+        """Make room for more classes, by their names or their number; a store records it in its journal."""
+        if self.samples is not None:
+            self.samples.store.add_classes(classes)
+        else:
+            self.head.add_classes(classes if isinstance(classes, int) else len(classes))
+            if not isinstance(classes, int) and self.classes is not None:
+                self.classes = [*self.classes, *classes]
+        return self
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
         """Add and remove in one step; each is a pair of images (B, ...) and labels (B,)."""

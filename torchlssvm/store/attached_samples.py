@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from torchlssvm.backbone_hash import fingerprint
-from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
+from torchlssvm.events import Add, Relabel, Remove, as_list
 from torchlssvm.features.description import describe_network
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.store.database import NETWORK_NOTE
+from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
 from torchlssvm.store.transaction import EventResult
@@ -47,10 +48,11 @@ class AttachedSamples:
         if not self.store.closed:
             _ = self.store.head
 
-    def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
+    def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, more: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.
 
-        ``again``: samples that are held are passed over; ValueError if one has another label or subject there.
+        Samples that are held are compared and passed over, see :meth:`SampleStore.without_held`. ``more``: other batches
+        follow, so a calibration is not made again yet.
         """
         if ids is None:
             raise ValueError(
@@ -58,35 +60,22 @@ class AttachedSamples:
                 "subjects), dicts with 'ids', or clf.add(images, y, ids=ids); torchlssvm.lightning.Indexed(dataset) numbers "
                 "a dataset. Nothing was learned from this batch."
             )
-        event = Add(ids=ids, x=x, y=y, subject=subjects)
-        held = [k for k, name in enumerate(event.ids) if name in self.store] if again else []
-        if held:
-            self._compare(event, held)
-            new = [k for k in range(len(event.ids)) if k not in set(held)]
-            if not new:
-                return 0
-            event = Add([event.ids[k] for k in new], event.x[new], event.y[new], [event.subjects[k] for k in new])
-        return self.store.apply(event).samples
+        event = self.store.without_held(Add(ids=ids, x=x, y=y, subject=subjects))
+        return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
 
-    def _compare(self, event: Add, held: list[int]) -> None:
-        """ValueError if a sample that is held has another label or subject than in the event."""
-        rows = self.store.get([event.ids[k] for k in held])
-        for at, k in enumerate(held):
-            same_label = rows.y[at].tolist() == event.y[k].tolist()
-            if not same_label or rows.subjects[at] != event.subjects[k]:
-                what = "subject" if same_label else "label"
-                raise ValueError(
-                    f"the id {event.ids[k]!r} is in the store already, with another {what}: relabel or remove it, or give the "
-                    "new sample another id"
-                )
-
-    def remove(self, ids: Any, subject: str | None) -> EventResult:
-        """Remove samples by their ids, or all of a subject."""
+    def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:
+        """Remove samples by their ids, or all of one subject or of several; writes a receipt first where one is asked for."""
         if (ids is None) == (subject is None):
             raise ValueError("remove takes ids=[...] or subject=..., one of both")
-        if subject is None and isinstance(ids, str):
-            ids = [ids]
-        return self.store.apply(Remove(ids=ids) if subject is None else Remove(subject=check_text(subject, "subject")))
+        several = not isinstance(subject, str | int) and subject is not None
+        subjects = [] if subject is None else name_list(subject, "subject")
+        named = [] if ids is None else name_list(ids, "an id")
+        if receipt is not None:
+            results = self.store.erase(subjects, named, receipt=receipt).results
+        else:
+            events = [Remove(subject=s) for s in subjects] + ([Remove(ids=named)] if named else [])
+            results = self.store.apply(events)
+        return results if several else results[0]
 
     def relabel(self, ids: Any, y: Any) -> EventResult:
         """Give samples the labels y (B,)."""

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ RECORDS: dict[str, dict[str, Any]] = {
     "created": {"type": "string"},
     "fingerprint": {"type": OPTIONAL_TEXT},
     "chosen": {"type": ["object", "null"]},
+    "classes": TEXTS,
+    "calibrate": fields(method=OPTIONAL_TEXT, groups=OPTIONAL_TEXT),
     "checkpoints": {"type": "object", "additionalProperties": {"type": "integer"}},
     "request": fields(
         id="string", received="string", due={"type": "string", "pattern": r"^\d{4}-\d\d-\d\d$"}, reason="string",
@@ -493,6 +495,11 @@ class Database:
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise self.damaged(found[0] if found else "it cannot be checked")
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the whole file, as it is at one moment, to a new one."""
+        with self.held(), self.errors(), closing(sqlite3.connect(path)) as target:
+            self.connection.backup(target)
 
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file and cut it to nothing; False while a reader keeps it from that."""

@@ -91,6 +91,15 @@ class LinearAdapter(SampleAdapter):
                 numbers = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
                 setattr(self.head, name, numbers)
 
+    def add_classes(self, k: int) -> None:
+        """Make room for k more classes; the head refuses that from anybody but its store."""
+        with self.head.locked():
+            keeper, self.head.keeper = self.head.keeper, None
+            try:
+                self.head.add_classes(k)
+            finally:
+                self.head.keeper = keeper
+
     def chosen(self) -> dict[str, Any] | None:
         """Choices made from data, with the calibration, as primitives; None if none was made."""
         head = self.head

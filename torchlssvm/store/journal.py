@@ -30,8 +30,8 @@ CHAIN_START = bytes(32)
 SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
 """Change of the number of samples held for each sample of an event; other kinds change none."""
 
-CHANGING_KINDS = ("add", "remove", "relabel", "replace")
-"""Kinds of entries that change samples; others note something, such as a request."""
+CHANGING_KINDS = ("add", "remove", "relabel", "replace", "classes")
+"""Kinds of entries that change samples, or the classes they belong to; others note something, such as a request."""
 
 
 def opening_name(position: int) -> str:

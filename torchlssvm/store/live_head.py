@@ -118,6 +118,10 @@ class LiveHead:
         with adapter.lock:
             trusted, self.stale = not self.stale, True
             self.table.load_codec()
+            if isinstance(adapter, LinearAdapter):
+                more = self.db.get("head")["num_classes"] - adapter.head.num_classes
+                if more > 0:
+                    adapter.add_classes(more)
             self.recovery = self._recover(adapter, trusted)
             self._take_options(adapter, restored=True)
             self.stale = False

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self, TypeAlias, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, SuppressedWarning
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, SuppressedWarning, TorchLSSVMError
 from torchlssvm.events import (
     CPU,
     Add,
@@ -36,7 +39,7 @@ from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -57,6 +60,15 @@ log = logging.getLogger("torchlssvm.store")
 
 LARGE_BATCH_NUMBERS = 2**24
 """Numbers in one large batch of rows: 128 megabytes."""
+
+CALIBRATE_RECORD = "calibrate"
+"""Record of a store whose calibration is made again with each event: how it is made."""
+
+FEATURE_TOLERANCE = 1e-3
+"""Part of a row's largest value by which a network may compute a feature differently in another batch (TF32 has 10 bits)."""
+
+Groups: TypeAlias = str | Mapping[str, Any] | None
+"""Samples that are left out together: "subject", or a dict from ids to groups."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,7 @@ class SampleStore:
         suppression_key: Any = None,
         erased: str = "refuse",
     ):
-        self.path = Path(path)
+        self.path = check_folder(path)
         self.readonly = readonly
         self._closed = False
         self._source = fingerprint
@@ -486,60 +498,131 @@ class SampleStore:
         return head
 
     @exactly
-    def leave_one_out(self, pairs: str = "votes") -> tuple[list[str], Tensor, Tensor]:
+    def leave_one_out(self, pairs: str = "votes", groups: Groups = None) -> tuple[list[str], Tensor, Tensor]:
         """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
 
-        ``pairs``: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
+        Rows of one person or of one picture are alike: a score by a head that has seen the others is too good. ``groups``
+        leaves them out together.
+
+        Args:
+            pairs: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
+            groups: ``"subject"``, or a dict from ids to groups; samples without a group are left out one by one. Without
+                groups a UserWarning says if rows of one subject are alike.
         """
+        alike = AlikeRows()
         with self.view():
-            head = self._linear("leave_one_out")
-            ids: list[str] = []
-            scores: list[Tensor] = []
-            labels: list[Tensor] = []
-            # Class weights that follow the counts need a solve for each class in each batch, so batches are large then.
-            follows = isinstance(getattr(head, "class_weight", None), str)
-            for rows in self.batches(max(ROWS_PER_BATCH, LARGE_BATCH_NUMBERS // head.in_features if follows else 0)):
-                y = rows.y.to(head.device)
-                ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
-                labels.append(y)
+            found = self._left_out(self._linear("leave_one_out"), pairs, groups, alike)
+        if groups is None:
+            alike.warn()
+        return found
+
+    def _left_out(
+        self, head: Any, pairs: str, groups: Groups, alike: AlikeRows | None = None
+    ) -> tuple[list[str], Tensor, Tensor]:
+        """Ids, leave-one-out scores and labels of all samples, as the open view or transaction shows them."""
+        ids: list[str] = []
+        scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
+        labels: list[Tensor] = []
+        for rows in self.batches() if groups is None else self._grouped_batches(groups):
+            if alike is not None:
+                alike.look(rows)
+            x, y = rows.x.to(head.device), rows.y.to(head.device)
+            given = {} if groups is None else {"groups": self._group_numbers(rows, groups)}
+            ids += rows.ids
+            scores.append(head.leave_one_out(x, y, pairs=pairs, **given))
+            labels.append(y)
         if not ids:
-            return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        return ids, torch.cat(scores), torch.cat(labels)
+            return ids, scores[0], torch.zeros(0, dtype=torch.int64)
+        place = {name: k for k, name in enumerate(ids)}
+        ids = [name for names, _ in self.table.names() for name in names]
+        order = torch.tensor([place[name] for name in ids], device=head.device)
+        return ids, torch.cat(scores)[order], torch.cat(labels)[order]
 
-    def label_errors(self) -> LabelErrors:
-        """Samples ranked by how suspicious their labels are: look at them, then ``apply(found.events(10))``."""
-        ids, scores, labels = self.leave_one_out("least")
-        return from_scores(scores, labels, ids)
+    def _group_numbers(self, rows: StoredRows, groups: Groups) -> Tensor:
+        """A number for the group of each row (B,); rows without a group have one of their own."""
+        named = map(groups.get, rows.ids) if isinstance(groups, Mapping) else rows.subjects
+        keys = [i if group is None else ("group", group) for i, group in zip(rows.ids, named, strict=True)]
+        number = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+        return torch.tensor([number[key] for key in keys])
 
-    @exactly
-    def calibrate(self, method: str | None = None) -> None:
-        """Calibrate the head's probabilities on leave-one-out scores of all samples, and keep the result in the store.
+    def _grouped_batches(self, groups: Groups) -> Iterator[StoredRows]:
+        """All samples in batches that hold whole groups."""
+        if not isinstance(groups, Mapping) and groups != "subject":
+            raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
+        members: dict[Any, list[str]] = {}
+        for ids, subjects in self.table.names():
+            for i, subject in zip(ids, subjects, strict=True):
+                group = groups.get(i) if isinstance(groups, Mapping) else subject
+                members.setdefault(i if group is None else ("group", group), []).append(i)
+        batch: list[str] = []
+        for names in [*members.values(), None]:
+            if batch and (names is None or len(batch) + len(names) > ROWS_PER_BATCH):
+                yield self.get(batch)
+                batch = []
+            batch += names or []
 
-        Events make a calibration void, since what they removed has shaped it; certificates say whether it was made again.
+    def label_errors(self, groups: Groups = None) -> LabelErrors:
+        """Samples ranked by how suspicious their labels are: look at them, then ``apply(found.events(10))``.
+
+        ``groups``: see :meth:`leave_one_out`.
+        """
+        ids, scores, labels = self.leave_one_out("least", groups)
+        return from_scores(scores, labels, ids, classes=self.classes or None)
+
+    def calibrate(self, method: str | None = None, *, keep: bool = False, groups: Groups = None) -> None:
+        """Calibrate the head's probabilities on leave-one-out scores of all samples, and store the result.
+
+        Args:
+            method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
+            keep: make it again as part of each event. Without this an event makes a calibration void, since what it removed
+                has shaped it, and ``predict_proba`` raises until you call this again. Certificates say which is the case.
+                Each event then reads all rows.
+            groups: see :meth:`leave_one_out`; only ``"subject"`` can be kept.
         """
         self._check_writable()
+        if keep and groups not in (None, "subject"):
+            raise ValueError("a calibration that is kept has groups=None or groups='subject'")
         with self._db.held():
             head = self._linear("calibrate")
-            _, scores, labels = self.leave_one_out()
+            _, scores, labels = self.leave_one_out(groups=groups)
             with self._db.transaction(), head.locked():
                 if self._db.get("state")["position"] != self.live.position:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
                 self.live.stale = True  # until the calibration is kept
                 head.calibrate_on(scores, labels, method)
+                if keep:
+                    self._db.put(CALIBRATE_RECORD, {"method": method, "groups": groups})
+                else:
+                    self._db.delete(CALIBRATE_RECORD)
                 options = self.live.save_options()
             self.live.options, self.live.stale = options, False
+
+    def _calibrate_again(self) -> None:
+        """Make a calibration that is to be kept again, inside a transaction; without enough samples it is void."""
+        kept = self._db.get(CALIBRATE_RECORD, None)
+        adapter = self.live.adapter
+        if kept is None or not isinstance(adapter, LinearAdapter):
+            return
+        head = adapter.head
+        if head.data_choices.state_of("calibration") is ChoiceState.CURRENT:
+            return
+        try:
+            _, scores, labels = self._left_out(head, "votes", kept["groups"])
+            head.calibrate_on(scores, labels, kept["method"])
+        except (RuntimeError, ValueError, TorchLSSVMError) as error:
+            log.warning("%s: the calibration could not be made again: %s", self.path, error)
 
     def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
 
-        At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
-        record of choices calls older than the samples.
+        A calibration that is to be kept is made again, too. Commands call this at their end, and certificates before they are
+        made. A store that cannot be written keeps the rho it has, which its record of choices calls older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
-        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
+        kept = self._db.get(CALIBRATE_RECORD, None) is not None
+        if not self.readonly and (kept or adapter.head.data_choices.rho_rule is not None):
             try:
                 self._set_option(lambda head: None)
             except (StoreBusyError, StoreDiskError) as error:
@@ -562,7 +645,12 @@ class SampleStore:
         """Set the class weights of the head, and keep them: None, "balanced", "complement" or numbers (K,)."""
         self._set_option(lambda head: setattr(head, "class_weight", value))
 
-    def _set_option(self, change: Callable[[Any], Any]) -> None:
+    def recalibrate(self) -> None:
+        """Make a calibration that is to be kept again, if samples have changed since."""
+        if not self.readonly and self._db.get(CALIBRATE_RECORD, None) is not None:
+            self._set_option(lambda head: None, choose_rho=False)
+
+    def _set_option(self, change: Callable[[Any], Any], choose_rho: bool = True) -> None:
         """Change an option of the head, choose rho again by its rule if it has one, and keep both."""
         self._check_writable()
         with self._db.held():
@@ -571,23 +659,96 @@ class SampleStore:
                 with self._db.transaction(), head.locked():
                     self.live.prepare()
                     change(head)
-                    if isinstance(head, LSSVMHead):
+                    if choose_rho and isinstance(head, LSSVMHead):
                         head._refresh_rho()
+                    self._calibrate_again()
                     options = self.live.save_options()
             except BaseException:
                 self.live.discard_options()
                 raise
             self.live.options = options
 
+    # -- classes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, by label; empty if they have none."""
+        return list(self._db.get("classes", []))
+
+    def name_classes(self, names: Sequence[str]) -> None:
+        """Give the classes names, in the order of the labels; the last ones may have none."""
+        self._check_writable()
+        given = [check_text(name, "a class") for name in names]
+        if len(set(given)) < len(given) or len(given) > self.table.codec.K:
+            raise ValueError(f"give {self.table.codec.K} different names, or fewer; got {given}")
+        with self._db.transaction():
+            self._db.put("classes", given)
+
+    def add_classes(self, classes: int | Sequence[str], event_id: str | None = None) -> None:
+        """Make room for more classes: names, or their number. The journal has an entry of it.
+
+        The digest is then that of a head which had all classes from the start. Float targets have as many columns as they
+        were added with: a store of them is refused.
+        """
+        self._check_writable()
+        names = [] if isinstance(classes, int) else [check_text(name, "a class") for name in classes]
+        k = classes if isinstance(classes, int) else len(names)
+        known = self.classes
+        if k < 1 or len({*known, *names}) < len(known) + len(names):
+            raise ValueError(f"give one or more classes that are not there yet ({known}); got {classes!r}")
+        if names and len(known) < self.table.codec.K:
+            known += [str(label) for label in range(len(known), self.table.codec.K)]
+        event = check_text(event_id or new_event_id(), "event_id")
+        with self._db.held():
+            adapter = self.live.required()
+            if not isinstance(adapter, LinearAdapter):
+                raise StoreError("classes are added to a linear head only")
+            with adapter.lock:
+                self._db.begin()
+                try:
+                    self.live.prepare()
+                    if adapter.head.statistics.kind == "values":
+                        raise ValueError(
+                            "samples with float targets have a fixed number of columns: no classes are added"
+                        )
+                    if self._journal.of(event) is not None:
+                        raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
+                    self.live.stale = True
+                    adapter.add_classes(k)
+                    self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
+                    if names:
+                        self._db.put("classes", known + names)
+                    digest = adapter.digest()
+                    state = self._journal.append([(event, "classes", [])], digest)
+                    self._calibrate_again()
+                    options = self.live.save_options()
+                    self._db.commit()
+                except BaseException:
+                    self._db.roll_back()
+                    raise
+                self.live.end_change(state["position"], options, digest)
+            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
+            self.live.publish(0, erased=True)
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
     def apply(
-        self, events: Event, notes: Any = None, request: Any = None, keep_receipt: bool = False
+        self,
+        events: Event,
+        notes: Any = None,
+        request: Any = None,
+        keep_receipt: bool = False,
+        recalibrate: bool = True,
     ) -> EventResult: ...
     @overload
     def apply(
-        self, events: Iterable[Event], notes: Any = None, request: Any = None, keep_receipt: bool = False
+        self,
+        events: Iterable[Event],
+        notes: Any = None,
+        request: Any = None,
+        keep_receipt: bool = False,
+        recalibrate: bool = True,
     ) -> list[EventResult]: ...
     def apply(
         self,
@@ -595,6 +756,7 @@ class SampleStore:
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
+        recalibrate: bool = True,
     ) -> EventResult | list[EventResult]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
@@ -602,7 +764,8 @@ class SampleStore:
 
         ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
         suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
-        compaction, for :meth:`write_receipt`; those of a request are always kept.
+        compaction, for :meth:`write_receipt`; those of a request are always kept. ``recalibrate=False``: many calls follow, and
+        :meth:`recalibrate` after the last one makes a calibration that is to be kept again.
 
         An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
         that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
@@ -641,6 +804,8 @@ class SampleStore:
                         self.requests.note_erasure(request, work.done, subjects)
                         self.suppression.enter(work.done)
                     digest, chain = work.write_journal(work.finish())
+                    if work.done and recalibrate:
+                        self._calibrate_again()
                     options = self.live.save_options() if work.done else self.live.options
                     self._db.commit()
                 except BaseException as error:
@@ -682,6 +847,41 @@ class SampleStore:
             _ = self.head
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
+
+    def without_held(self, event: Add) -> Add | None:
+        """The samples of an Add that the store does not hold yet; None if it holds all.
+
+        Those that it holds under the same id are compared: features may differ by rounding only
+        (``FEATURE_TOLERANCE`` of the largest value of the row, and a step of the grid), as a network computes them in another
+        batch. The row that was added first stays. ValueError names the first id with other features, label or subject.
+        """
+        held = self.table.held(event.ids)
+        if not held:
+            return event
+        known = [k for k, i in enumerate(event.ids) if i in held]
+        rows, codec = self.get([event.ids[k] for k in known]), self.table.codec
+        x, here = event.x[known].to("cpu", torch.float64), rows.x.to(torch.float64)
+        step = 0.0 if codec.steps is None else codec.steps.resolution
+        other_x = (
+            (x - here).abs().amax(1) > step + FEATURE_TOLERANCE * here.abs().amax(1) if x.shape == here.shape else None
+        )
+        mine, theirs = ([*filter(None, codec.labels_and_targets(y))] for y in (event.y[known].cpu(), rows.y))
+        for at, k in enumerate(known):
+            differs = ["features"] if other_x is None or other_x[at] else []
+            if mine[0][at] != theirs[0][at]:
+                differs.append("label")
+            if rows.subjects[at] != event.subjects[k]:
+                differs.append("subject")
+            if differs:
+                raise ValueError(
+                    f"the id {event.ids[k]!r} is in the store already, with another {' and '.join(differs)}: relabel, replace "
+                    "or remove it, or give the new sample another id. Nothing was changed."
+                )
+        new = [k for k, i in enumerate(event.ids) if i not in held]
+        if not new:
+            return None
+        ids, subjects = [event.ids[k] for k in new], [event.subjects[k] for k in new]
+        return Add(ids, event.x[new], event.y[new], subjects, event.fingerprint, event.event_id)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.
@@ -905,6 +1105,65 @@ class SampleStore:
                 self.requests.note_compaction()
             return Compaction(position, old, self.certificates.checkpoints_before(position))
 
+    # -- backup --------------------------------------------------------------------------------------------------------
+
+    def backup(self, path: str | os.PathLike[str]) -> Path:
+        """Copy the store to a new folder, as it is at one position, while this and other processes go on using it.
+
+        Samples that are erased later are in the copy: put it back with :meth:`from_backup` only, which erases them again.
+        """
+        target = check_folder(path)
+        if os.path.lexists(target):
+            raise StoreError(f"{target} is there already: a backup is not written over")
+        target.mkdir(mode=0o700, parents=True)
+        with self._db.held():
+            self._db.copy_to(target / DATABASE_FILE)
+        copy = Database(target / DATABASE_FILE, False)
+        try:
+            state = copy.get("state")
+        finally:
+            copy.close()
+        witness = Witness(target / WITNESS_FILE)
+        witness.create()
+        witness.write(state["position"], bytes.fromhex(state["chain"]))
+        sync_folder(target)
+        return target
+
+    @classmethod
+    def from_backup(
+        cls,
+        backup: str | os.PathLike[str],
+        path: str | os.PathLike[str],
+        *,
+        suppression_key: Any = None,
+        suppression_list: str | os.PathLike[str] | None = None,
+        **files: Any,
+    ) -> tuple[Path, Erasure | None]:
+        """Make a store in a new folder from a backup, and erase the samples that were erased on request since.
+
+        Args:
+            backup: what :meth:`backup` wrote; it is left as it is.
+            path: the new folder.
+            suppression_key: key of the suppression list; a backup of a store with a list is refused without it.
+            suppression_list: where the list is, if it was moved.
+            files: ``receipt``, ``compact``, ``certificate`` and ``key``, as for :meth:`erase`, for what is erased again.
+
+        Returns: the folder, and what was erased again, None for nothing.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SuppressedWarning)  # what the warning asks for is done here
+            with cls(backup, readonly=True, suppression_key=suppression_key) as old:
+                if old.suppression.path is not None and not old.suppression.has_key:
+                    raise StoreError(f"{backup} uses a suppression list: give its key, so that nobody comes back")
+                target = old.backup(path)
+            try:
+                with cls(target, suppression_key=suppression_key, suppression_list=suppression_list) as store:
+                    again = store.erase_returned(**files) if store.suppression.path is not None else None
+            except BaseException:
+                shutil.rmtree(target)
+                raise
+        return target, again
+
     # -- certificates and their verification ---------------------------------------------------------------------------
 
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
@@ -982,6 +1241,43 @@ class SampleStore:
                 )
             held.difference_update(found)
             yield rows
+
+
+def check_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a store; StoreError for an address such as s3://bucket, which is no folder."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+        raise StoreError(f"a store is a folder of this machine: {os.fspath(path)} is an address. Nothing was written.")
+    return Path(path)
+
+
+class AlikeRows:
+    """Compares rows of one subject with rows of others that have the same label."""
+
+    def __init__(self) -> None:
+        self._same: list[Tensor] = []
+        self._other: list[Tensor] = []
+
+    def look(self, rows: StoredRows) -> None:
+        """Take distances between neighbours in one batch."""
+        if len(rows) < 2 or rows.y.ndim != 1:
+            return
+        subjects = np.array([s or "" for s in rows.subjects])
+        for shift, of_one in ((1, True), (len(rows) // 2, False)):
+            beside = np.roll(np.arange(len(rows)), shift)
+            fits = (subjects != "") & ((subjects == subjects[beside]) == of_one) & (rows.y == rows.y[beside]).numpy()
+            distance = (rows.x - rows.x[beside]).double().norm(dim=1)[torch.from_numpy(fits)]
+            (self._same if of_one else self._other).append(distance)
+
+    def warn(self) -> None:
+        """Warn if rows of one subject are less than half as far apart as others, and there are some of both."""
+        if not self._same or not self._other:
+            return
+        same, other = torch.cat(self._same), torch.cat(self._other)
+        if len(same) >= 10 and len(other) >= 10 and float(same.median()) < 0.5 * float(other.median()):
+            warnings.warn(
+                "rows of one subject are alike in this store, so leave-one-out scores are too good: use groups='subject'",
+                stacklevel=4,
+            )
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:

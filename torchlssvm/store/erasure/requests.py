@@ -182,6 +182,7 @@ class Requests:
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
         with self.db.view():
             concerned = {n.name for n in names if n.name is not None}
+            concerned |= {name.partition("@")[0] for name in concerned if "@" in name}  # of an e-mail address
             for n in names:
                 if n.kind == "subject" and n.name is not None:
                     concerned.update(self.table.ids(n.name))
