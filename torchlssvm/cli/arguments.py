@@ -183,6 +183,11 @@ def class_names(text: str) -> int | list[str]:
     return names
 
 
+def more_classes(text: str) -> int | list[str]:
+    """A number of classes, or the names of one or more."""
+    return count(text) if text.strip().isdecimal() else [name.strip() for name in text.split(",")]
+
+
 # -- options of several commands ---------------------------------------------------------------------------------------
 
 TIMEOUT = option(

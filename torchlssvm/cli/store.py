@@ -7,9 +7,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import CLASS_WEIGHT, UsageError, class_names, command, count, grid, one_of, option, rho
+from torchlssvm.cli.arguments import (
+    CLASS_WEIGHT,
+    SUPPRESSION_KEY,
+    UsageError,
+    class_names,
+    command,
+    count,
+    grid,
+    more_classes,
+    one_of,
+    option,
+    rho,
+)
 from torchlssvm.cli.console import emit, progress, table
 from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.corrections.pending_events import WaitingEvent
@@ -108,6 +121,8 @@ def init(options: argparse.Namespace) -> int:
         if network is not None:
             store.set_note(NETWORK_NOTE, network)
         store.set_note(SETTINGS_NOTE, asdict(settings))
+        if names:
+            store.name_classes(names)
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
     bound = f", for the images that {options.backbone} sees" if options.backbone else ""
     return emit(
@@ -180,19 +195,24 @@ def is_finished(options: argparse.Namespace) -> bool:
         "them; kfold or loo (leave-one-out), for a margin head, and once",
     ),
     CLASS_WEIGHT,
+    option(
+        "--add-classes", type=more_classes, metavar="K|NAMES", help="more classes: how many, or their names: fox,owl"
+    ),
     changes="the options were set",
 )
 def set_options(options: argparse.Namespace) -> int:
     """Set the options that are given, and print the values in use."""
     from torchlssvm.linear import MarginHead
 
-    if options.rho is None and options.class_weight is None:
-        raise UsageError("give --rho or --class-weight")
+    if options.rho is None and options.class_weight is None and options.add_classes is None:
+        raise UsageError("give --rho, --class-weight or --add-classes")
     with open_store(options) as store, progress(options, "choosing rho"):
         head = store.head
         allowed = ("kfold", "loo") if isinstance(head, MarginHead) else ("gcv",)
         if isinstance(options.rho, str) and options.rho not in allowed:
             raise UsageError(f"--rho {options.rho}: {type(head).__name__} takes a number or {' or '.join(allowed)}")
+        if options.add_classes is not None:
+            store.add_classes(options.add_classes)
         if options.class_weight is not None:
             if not head.statistics.per_class:
                 raise ValueError(
@@ -202,7 +222,7 @@ def set_options(options: argparse.Namespace) -> int:
             store.set_class_weight(as_weights(options.class_weight))
         if options.rho is not None:
             store.set_rho(options.rho)
-        said = options_in_use(head)
+        said = options_in_use(head) | {"classes": head.num_classes}
     weights = said["class_weight"]
     text = f"rho is {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
     return emit(options, said, text)
@@ -263,6 +283,46 @@ def compaction_text(done: Compaction) -> str:
     if done.checkpoints:
         text += f"; files elsewhere that are older and may hold what was erased: {', '.join(done.checkpoints)}"
     return text
+
+
+# -- backup ------------------------------------------------------------------------------------------------------------
+
+
+@command(
+    "backup",
+    "Copy the store to a new folder while it is in use. Put a copy back with restore only: it holds what is erased later.",
+    option("to", type=Path, metavar="TO", help="folder of the copy, which is made"),
+    changes="the copy was made",
+)
+def backup(options: argparse.Namespace) -> int:
+    """Copy the store."""
+    with open_store(options, readonly=True) as store:
+        target = store.backup(options.to)
+        said = {"backup": str(target), "position": store.position}
+    return emit(options, said, f"{target}: a copy of {options.store} at event {said['position']}")
+
+
+@command(
+    "restore",
+    "Make a store from a backup, and erase the samples again that were erased on request since.",
+    option("to", type=Path, metavar="TO", help="folder of the new store, which is made"),
+    option("--list", type=Path, metavar="FILE", help="where the suppression list is, if it was moved"),
+    option("--receipt", type=Path, metavar="FILE", help="receipt of what is erased again"),
+    option("--certificate", type=Path, metavar="OUT.json", help="certificate of what is erased again"),
+    SUPPRESSION_KEY,
+    changes="the store was made",
+)
+def restore(options: argparse.Namespace) -> int:
+    """Make a store from a backup, without those who were erased."""
+    from torchlssvm.store import SampleStore
+
+    target, again = SampleStore.from_backup(
+        options.store, options.to, suppression_key=options.suppression_key, suppression_list=options.list,
+        receipt=options.receipt, certificate=options.certificate,
+    )  # fmt: skip
+    erased = 0 if again is None else again.samples
+    text = f"{target}: a store made from {options.store}, {counted(erased, 'sample')} erased again"
+    return emit(options, {"store": str(target), "erased": erased}, text)
 
 
 # -- events that wait for their samples --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,9 @@ class Settings:
     @classmethod
     def load(cls, store: SampleStore) -> Settings:
         """Load the settings of a store; one that was not made by the command line has none."""
-        return cls(**(store.note(SETTINGS_NOTE) or {}))
+        settings = cls(**(store.note(SETTINGS_NOTE) or {}))
+        settings.classes = store.classes
+        return settings
 
     def name(self, label: int) -> str:
         """Return the name of a label."""
@@ -146,9 +148,10 @@ def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
     """Register the names of classes, under the write lock: another process may be doing the same."""
     classes = store.head.num_classes
 
-    def learn(kept: dict[str, Any] | None) -> dict[str, Any]:
-        settings = Settings(**(kept or {}))
+    def learn(known: list[str]) -> list[str]:
+        settings = Settings(known)
         settings.learn_names(names, classes)
-        return asdict(settings)
+        return settings.classes
 
-    return Settings(**store.update_note(SETTINGS_NOTE, learn))
+    store.name_classes(learn)
+    return Settings.load(store)

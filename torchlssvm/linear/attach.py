@@ -52,6 +52,7 @@ def attach(
     in_features: int | None = None,
     deterministic: bool | int = False,
     store: Any = None,
+    classes: Sequence[str] | None = None,
     **head_options: Any,
 ) -> AttachedClassifier:
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
@@ -94,6 +95,7 @@ def attach(
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
+        classes: names of the classes, in the order of the labels; a store keeps them. See ``predict(images, names=True)``.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
             :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and chooses by k-fold with ``rho=None``.
 
@@ -122,14 +124,30 @@ def attach(
     how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features)
     prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
     if store is None:
-        return _attach(model, num_classes, head, how, deterministic, prepare, head_options)
+        made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
+        made.classes = _class_names(classes, num_classes)
+        return made
     # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
+    names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
     trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options).join(store, given)
     classifier = _attach(model, num_classes, trial.head, how, deterministic, prepare, {})
     classifier.samples = trial.samples
+    if names is not None and not classifier.store.classes:
+        classifier.store.name_classes(names)
+    elif names is not None and classifier.store.classes != names:
+        raise ValueError(f"the classes of {classifier.store} are {classifier.store.classes}, not {names}")
     return classifier
+
+
+def _class_names(classes: Sequence[str] | None, num_classes: int) -> list[str] | None:
+    if classes is None:
+        return None
+    names = [str(name) for name in classes]
+    if len(names) != num_classes or len(set(names)) < num_classes:
+        raise ValueError(f"classes must be {num_classes} different names, got {names}")
+    return names
 
 
 class NetworkOptions(NamedTuple):
@@ -268,6 +286,7 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
+        self._classes: list[str] | None = None
         self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
 
@@ -275,6 +294,15 @@ class AttachedClassifier(nn.Module):
     def store(self) -> Any:
         """The :class:`~torchlssvm.store.SampleStore` that keeps the samples; None without one."""
         return None if self.samples is None else self.samples.store
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, by label; None if they have none."""
+        return self._classes if self.samples is None else self.samples.store.classes or None
+
+    @classes.setter
+    def classes(self, names: list[str] | None) -> None:
+        self._classes = names
 
     def join(self, store: Any, given: Collection[str] | None = None) -> Self:
         """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head.
@@ -427,10 +455,14 @@ class AttachedClassifier(nn.Module):
         assert self.samples is not None
         self.samples.follow()
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Classes of ``images`` (B, ...): (B,)."""
-        classes: Tensor = self._ask("predict", self.features(images))
-        return classes
+    def predict(self, images: Tensor, names: bool = False) -> Any:
+        """Classes of ``images`` (B, ...): (B,), or a list of B names with ``names=True``."""
+        labels: Tensor = self._ask("predict", self.features(images))
+        if not names:
+            return labels
+        if self.classes is None:
+            raise ValueError("the classes have no names: attach(model, 2, classes=['ant', 'bee'])")
+        return [self.classes[label] for label in labels.tolist()]
 
     def predict_proba(self, images: Tensor) -> Tensor:
         """Probabilities of the classes for ``images`` (B, ...): (B, K); ``clf.head.calibrate`` makes them finer."""
@@ -654,6 +686,7 @@ class AttachedClassifier(nn.Module):
             "head": {"type": kind, "config": self.head.config(), "state": self.head.state_dict()},
             "in_features": self.in_features,
             "deterministic": self._batch_size,
+            "classes": self.classes,
             "network": self.network_options.saved(),
             "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
         }
@@ -726,6 +759,7 @@ class AttachedClassifier(nn.Module):
                 + ("" if with_weights else ", or other weights, and the file is without the weights of its own")
                 + ". Give the model that it was attached to"
             )
+        made.classes = saved.get("classes")
         return made if store is None else made.join(store)
 
     def _ask(self, verb: str, *args: Any, **options: Any) -> Any:

@@ -27,7 +27,7 @@ def write_report(
         path: the file to write. Only you can read it, since it names samples and subjects.
         images: pictures of the samples: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
             Without pictures the page shows the feature values that stand out.
-        classes: names of the classes.
+        classes: names of the classes (default: those of the store).
         certificates: a folder with certificate files (*.json) to list.
         title: of the page.
         count: how many samples each list shows.
@@ -51,7 +51,7 @@ def write_report(
     rows = {i for part in shown_samples(found, count) for i in part} if source is None else set()
     shown = [(found.labels.ids or [])[i] for i in rows]
     values = dict(zip(shown, store.get(shown).x.double(), strict=True)) if shown else {}
-    names = class_names(classes, found.scores_width)
+    names = class_names(classes or store.classes, found.scores_width)
     text = page(found, source, values, names, title or f"Report on {store.path.name}", now(), count)
     write_private(path, text.encode(), overwrite=True)  # it names people
     return found

@@ -40,6 +40,7 @@ class AttachedSamples:
                 self.store.set_note(NETWORK_NOTE, describe_network(classifier.backbone))
             if given is not None:
                 self.store.live.take_options([name for name in SETTABLE_OPTIONS if name not in given])
+            self.store.keeps_calibration = True
         else:
             raise ValueError(f"store must be a folder or a SampleStore, got {type(store).__name__}")
 

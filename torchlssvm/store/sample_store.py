@@ -156,6 +156,8 @@ class SampleStore:
     ):
         self.path = check_folder(path)
         self.readonly = readonly
+        self.keeps_calibration = False
+        """Default of ``keep`` in :meth:`calibrate`."""
         self._closed = False
         self._source = fingerprint
         self._witness = Witness(self.path / WITNESS_FILE)
@@ -569,17 +571,18 @@ class SampleStore:
         ids, scores, labels = self.leave_one_out("least", groups)
         return from_scores(scores, labels, ids, classes=self.classes or None)
 
-    def calibrate(self, method: str | None = None, *, keep: bool = False, groups: Groups = None) -> None:
+    def calibrate(self, method: str | None = None, *, keep: bool | None = None, groups: Groups = None) -> None:
         """Calibrate the head's probabilities on leave-one-out scores of all samples, and store the result.
 
         Args:
             method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
             keep: make it again as part of each event. Without this an event makes a calibration void, since what it removed
                 has shaped it, and ``predict_proba`` raises until you call this again. Certificates say which is the case.
-                Each event then reads all rows.
+                Each event then reads all rows. Default: True for a store that ``attach`` opened, False otherwise.
             groups: see :meth:`leave_one_out`; only ``"subject"`` can be kept.
         """
         self._check_writable()
+        keep = self.keeps_calibration if keep is None else keep
         if keep and groups not in (None, "subject"):
             raise ValueError("a calibration that is kept has groups=None or groups='subject'")
         with self._db.held():
@@ -675,14 +678,19 @@ class SampleStore:
         """The names of the classes, by label; empty if they have none."""
         return list(self._db.get("classes", []))
 
-    def name_classes(self, names: Sequence[str]) -> None:
-        """Give the classes names, in the order of the labels; the last ones may have none."""
+    def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
+        """Give the classes names, in the order of the labels; the last ones may have none.
+
+        ``names``: or a function that makes them from those it has, while no other process can change them.
+        """
         self._check_writable()
-        given = [check_text(name, "a class") for name in names]
-        if len(set(given)) < len(given) or len(given) > self.table.codec.K:
-            raise ValueError(f"give {self.table.codec.K} different names, or fewer; got {given}")
         with self._db.transaction():
-            self._db.put("classes", given)
+            self.table.load_codec()
+            given = names(self.classes) if callable(names) else names
+            checked = [check_text(name, "a class") for name in given]
+            if len(set(checked)) < len(checked) or len(checked) > self.table.codec.K:
+                raise ValueError(f"give {self.table.codec.K} different names, or fewer; got {checked}")
+            self._db.put("classes", checked)
 
     def add_classes(self, classes: int | Sequence[str], event_id: str | None = None) -> None:
         """Make room for more classes: names, or their number. The journal has an entry of it.

@@ -1,0 +1,203 @@
+"""Everyday work with a store: calibrations that are kept, groups, ids that come again, new classes, backups, receipts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchlssvm import Certificate, FixedPoint, LSSVMHead, MarginHead, attach
+from torchlssvm.audit import ErasureReceipt
+from torchlssvm.cli import main
+from torchlssvm.errors import StoreError
+from torchlssvm.events import Add, Remove
+from torchlssvm.store import SampleStore, new_suppression_key
+
+J, N = 5, 60
+X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(5)), torch.arange(N) % 3
+X[range(N), Y] += 2
+IDS, SUBJECTS = [f"s{i}" for i in range(N)], [f"user-{i // 4:02d}" for i in range(N)]
+
+
+def new_head(kind: Any = LSSVMHead, classes: int = 3) -> Any:
+    return kind(J, classes, grid=FixedPoint(16.0), rho=1.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SampleStore:
+    made = SampleStore(tmp_path / "store", head=new_head())
+    made.apply(Add(IDS, X, Y, SUBJECTS))
+    return made
+
+
+# -- a calibration that is kept ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [None, "subject"])
+def test_a_kept_calibration_is_that_of_a_store_that_never_saw_the_sample(
+    tmp_path: Path, store: SampleStore, groups: str | None
+) -> None:
+    store.calibrate(keep=True, groups=groups)
+    store.apply(Remove(subject="user-03", event_id="e1"))
+    rest = [i for i in range(N) if SUBJECTS[i] != "user-03"]
+    with SampleStore(tmp_path / "never", head=new_head()) as never:
+        never.apply(Add([IDS[i] for i in rest], X[rest], Y[rest], [SUBJECTS[i] for i in rest]))
+        never.calibrate(groups=groups)
+        torch.testing.assert_close(store.head.predict_proba(X), never.head.predict_proba(X), rtol=1e-9, atol=1e-9)
+    assert store.certificate("e1").scope["choices"]["calibration"]["state"] == "current"
+    store.calibrate(keep=False)
+    store.apply(Remove(ids=["s0"], event_id="e2"))
+    assert store.certificate("e2").scope["choices"]["calibration"]["state"] == "void"
+
+
+def test_with_attach_the_first_erasure_does_not_end_probabilities(tmp_path: Path) -> None:
+    clf = attach(nn.Linear(J, 3), 3, store=tmp_path / "store", grid=FixedPoint(16.0))
+    clf.add([(X[:30], Y[:30], IDS[:30], SUBJECTS[:30]), (X[30:], Y[30:], IDS[30:], SUBJECTS[30:])], progress=False)
+    clf.store.calibrate()
+    clf.remove(subject="user-01")
+    assert clf.predict_proba(X).shape == (N, 3)
+
+
+# -- groups --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LSSVMHead, MarginHead])
+def test_scores_of_groups_are_those_of_a_head_without_the_group(tmp_path: Path, kind: Any) -> None:
+    with SampleStore(tmp_path / "store", head=new_head(kind)) as store:
+        mixed = [None if i % 7 == 0 else SUBJECTS[(i * 11) % N] for i in range(N)]
+        store.apply(Add(IDS, X, Y, mixed))
+        ids, scores, labels = store.leave_one_out(groups="subject")
+        by_dict = store.leave_one_out(groups={i: s for i, s in zip(IDS, mixed, strict=True) if s})
+        assert ids == IDS
+        assert labels.tolist() == Y.tolist()
+        torch.testing.assert_close(by_dict[1], scores)
+        for k in (0, 1, 30):
+            out = [i for i in range(N) if i == k or (mixed[k] is not None and mixed[i] == mixed[k])]
+            rest = [i for i in range(N) if i not in out]
+            never = new_head(kind).add(X[rest], Y[rest])
+            held = store.get([IDS[k]]).x
+            torch.testing.assert_close(scores[k], never(held)[0], rtol=1e-6, atol=1e-6)
+        assert store.label_errors(groups="subject").scores.equal(scores)
+
+
+def test_rows_of_one_subject_that_are_alike_are_noticed(tmp_path: Path, store: SampleStore) -> None:
+    store.leave_one_out()  # rows of users that differ: no warning
+    with SampleStore(tmp_path / "views", head=new_head()) as views:
+        x = X.repeat_interleave(2, 0) + 0.01 * torch.randn(2 * N, J)
+        views.apply(Add(range(2 * N), x, Y.repeat_interleave(2), [f"picture-{i // 2}" for i in range(2 * N)]))
+        with pytest.warns(UserWarning, match="groups='subject'"):
+            views.leave_one_out()
+
+
+# -- an id that comes again ----------------------------------------------------------------------------------------------
+
+
+def test_an_id_with_other_features_is_refused_and_rounding_is_passed_over(tmp_path: Path) -> None:
+    clf = attach(nn.Linear(J, 3), 3, store=tmp_path / "store", grid=FixedPoint(16.0))
+    clf.add(X, Y, ids=IDS)
+    before = clf.head.digest()
+    clf.add(X * (1 + 1e-5), Y, ids=IDS)
+    clf.add([(X * (1 - 1e-5), Y, IDS)], progress=False)
+    assert clf.head.digest() == before
+    other = X.clone()
+    other[7, 0] += 0.1
+    for again in ((other, Y), (X, (Y + 1) % 3)):
+        with pytest.raises(ValueError, match=r"'s[07]'"):
+            clf.add(*again, ids=IDS)
+        with pytest.raises(ValueError, match=r"'s[07]'"):
+            clf.add([(*again, IDS)], progress=False)
+    assert clf.head.digest() == before
+
+
+# -- classes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LSSVMHead, MarginHead])
+def test_classes_that_come_later_are_as_if_they_had_been_there(tmp_path: Path, kind: Any) -> None:
+    with SampleStore(tmp_path / "store", head=new_head(kind)) as store:
+        store.apply(Add(IDS, X, Y))
+        with SampleStore(tmp_path / "store", readonly=True) as reader:
+            head = reader.head
+            assert head.num_classes == 3
+            store.add_classes(["fox", "owl"])
+            store.apply(Add(["new"], X[:1], [4]))
+            whole = new_head(kind, 5).add(torch.cat([X, X[:1]]), torch.cat([Y, torch.tensor([4])]))
+            assert head.digest() == store.head.digest() == whole.digest()
+        for names in (["fox"], ["0"], [], 0):
+            with pytest.raises(ValueError, match="classes"):
+                store.add_classes(names)  # type: ignore[arg-type]
+    with SampleStore(tmp_path / "store") as store:
+        assert (store.classes, store.head.num_classes) == (["0", "1", "2", "fox", "owl"], 5)
+        assert [entry.kind for entry in store.history()] == ["add", "classes", "add"]
+        assert store.recompute()[1] == whole.digest()
+        store.apply(Remove(ids=["new"], event_id="e"))
+        store.compact()
+        assert store.certificate("e").shape["classes"] == 5
+
+
+def test_names_of_classes_in_a_classifier_and_on_the_command_line(tmp_path: Path) -> None:
+    names = ["ant", "bee", "cat"]
+    clf = attach(nn.Linear(J, 3), 3, store=tmp_path / "store", classes=names, grid=FixedPoint(16.0))
+    clf.add(X, Y, ids=IDS)
+    assert clf.predict(X[:4], names=True) == [names[k] for k in clf.predict(X[:4]).tolist()]
+    clf.save(tmp_path / "clf.pt")
+    clf.store.close()
+    assert main(["set", str(tmp_path / "store"), "--add-classes", "fox"]) == 0
+    with SampleStore(tmp_path / "store") as store:
+        assert store.classes == [*names, "fox"]
+    with pytest.raises(ValueError, match="classes"):
+        attach(nn.Linear(J, 4), 4, store=tmp_path / "store", classes=["a", "b", "c", "d"], grid=FixedPoint(16.0))
+
+
+# -- backups -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_restored_without_those_who_were_erased_since(tmp_path: Path) -> None:
+    key = new_suppression_key(tmp_path / "key")
+    with SampleStore(
+        tmp_path / "store", head=new_head(), suppression_list=tmp_path / "list", suppression_key=key
+    ) as store:
+        store.apply(Add(IDS, X, Y, SUBJECTS))
+        assert main(["backup", str(tmp_path / "store"), str(tmp_path / "copy")]) == 0  # while it is open
+        store.erase(request=store.requests.open("user-02").id, receipt=tmp_path / "r.json", compact=True)
+        digest = store.head.digest()
+    assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
+    restore = ["restore", str(tmp_path / "copy"), str(tmp_path / "again")]
+    assert main(restore) == 1  # without the key nobody can tell who was erased
+    assert not (tmp_path / "again").exists()
+    assert main([*restore, "--suppression-key", str(key), "--certificate", str(tmp_path / "c.json")]) == 0
+    assert Certificate.load(tmp_path / "c.json").erased == 4
+    with SampleStore(tmp_path / "again", suppression_key=key) as again:
+        assert (again.head.digest(), again.find(subject="user-02")) == (digest, [])
+    assert main(["backup", str(tmp_path / "store"), str(tmp_path / "copy")]) == 1  # nothing is written over
+
+
+def test_an_address_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "s3://bucket/store", "--in-features", "4", "--classes", "2"]) == 1
+    with pytest.raises(StoreError, match="address"):
+        SampleStore("gs://bucket", head=new_head())
+    assert os.listdir(tmp_path) == []
+
+
+# -- requests and receipts -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_id_may_not_hold_the_local_part_of_an_address(store: SampleStore) -> None:
+    with pytest.raises(ValueError, match="request_id"):
+        store.requests.open("jane.doe@example.org", request_id="R-jane.doe-1")
+    assert store.requests.open("jane.doe@example.org", request_id="R-1").id == "R-1"
+
+
+def test_several_subjects_are_removed_in_one_call_with_a_receipt(tmp_path: Path) -> None:
+    clf = attach(nn.Linear(J, 3), 3, store=tmp_path / "store", grid=FixedPoint(16.0))
+    clf.add(X, Y, ids=IDS, subjects=SUBJECTS)
+    done = clf.remove(subject=["user-00", "user-01"], receipt=tmp_path / "r.json")
+    assert [result.samples for result in done] == [4, 4]
+    assert ErasureReceipt.load(tmp_path / "r.json").ids == IDS[:8]
+    clf.store.compact()  # the receipt is written, so the bytes can go
+    assert len(clf.store) == N - 8
