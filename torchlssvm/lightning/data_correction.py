@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -307,9 +309,9 @@ class DataCorrection(Callback):
         removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
-            path = self.certificates / f"position_{store.position}.json"
+            path = self.certificates / f"{file_name(removed)}.json"
             self._write_receipt(store, removed)
-            events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same position is written anew
+            events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same events is written again
             store.certificate(list(events), key=self.key).save(path)
             store.set_note(UNCERTIFIED_NOTE, None)
 
@@ -318,7 +320,7 @@ class DataCorrection(Callback):
         waiting = [e for e in store.receipts.unwritten() if e in removed]
         if waiting and self.certificates is not None:
             numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-            paths = (self.certificates / f"position_{store.position}{n}.receipt.json" for n in numbers)
+            paths = (self.certificates / f"{file_name(removed)}{n}.receipt.json" for n in numbers)
             store.write_receipt(waiting, next(path for path in paths if not path.exists()))
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
@@ -326,7 +328,7 @@ class DataCorrection(Callback):
         again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
         if self.certificates is None or not again:
             return
-        done = {e for path in self.certificates.glob("position_*.json") for e in certified_events(path)}
+        done = {e for path in self.certificates.glob("*.json") for e in certified_events(path)}
         done.update(store.note(UNCERTIFIED_NOTE) or [])
         missing = [e for e in dict.fromkeys(again) if e not in done and store.has_applied(e)]
         if missing:
@@ -369,6 +371,12 @@ class DataCorrection(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state when training starts; the head is loaded with the module."""
         self._saved = dict(state_dict)
+
+
+def file_name(events: Sequence[str]) -> str:
+    """The name of the files of some events: the id of the first, and how many more there are."""
+    more = f"-and-{len(events) - 1}-more" if len(events) > 1 else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", events[0])[:80] + more
 
 
 def certified_events(path: Path) -> list[str]:

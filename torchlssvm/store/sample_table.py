@@ -415,12 +415,13 @@ class SampleTable:
         )
 
     def renumber(self) -> None:
-        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was."""
-        row = self.db.one("SELECT count(*), coalesce(max(seq), 0) FROM samples")
-        if row is None or row[0] == row[1]:
+        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was. Rows before it stay as they are."""
+        numbered = "SELECT seq, row_number() OVER (ORDER BY seq) AS number FROM samples"
+        row = self.db.one(f"SELECT seq, number FROM ({numbered}) WHERE seq != number LIMIT 1")
+        if row is None:
             return
-        first = 1
-        for part in self._scan(SAMPLE_COLUMNS):
+        gap, first = row
+        for part in self._scan(SAMPLE_COLUMNS, ROWS_PER_BATCH, " AND seq >= ?", gap):
             moved = [(n, *row[1:8]) for n, row in enumerate(self._checked(part), first)]
             first += len(part)
             sums = checksums(moved, [row[9] for row in part])
