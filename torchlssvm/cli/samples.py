@@ -290,10 +290,10 @@ def report_to_json(report: AccessReport, settings: Settings, values: bool) -> di
     """Convert a report to primitives: names of labels (targets as numbers), times in UTC."""
     samples = []
     for s in report.samples:
-        label = settings.name(s.y) if isinstance(s.y, int) else ", ".join(f"{v:g}" for v in s.y)
+        label = settings.name(int(s.y)) if s.y.ndim == 0 else ", ".join(f"{v:g}" for v in s.y.tolist())
         added = datetime.fromtimestamp(s.added, UTC).strftime("%Y-%m-%d %H:%M:%S")
         one = {"id": s.id, "label": label, "added": added, "numbers": len(s.x)}
-        samples.append(one | ({"values": s.x} if values else {}))
+        samples.append(one | ({"values": s.x.tolist()} if values else {}))
     requests = [{"id": r.id, "state": r.state, "due": r.due} for r in report.requests]
     files = [asdict(f) for f in report.files]
     return {"subject": report.subject, "samples": samples, "files": files, "requests": requests}

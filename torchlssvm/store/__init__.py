@@ -13,8 +13,8 @@ from torchlssvm.store.erasure.access_report import AccessReport
 from torchlssvm.store.erasure.requests import ErasureRequest
 from torchlssvm.store.erasure.suppression_list import SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.journal import Entry
-from torchlssvm.store.sample_store import Compaction, Preview, Sample, SampleStore
-from torchlssvm.store.sample_table import StoreDataset, StoredRows
+from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
+from torchlssvm.store.sample_table import Sample, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION
 from torchlssvm.store.transaction import EventResult
 

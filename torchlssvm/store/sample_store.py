@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -52,7 +53,7 @@ from torchlssvm.store.erasure.suppression_list import refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
-from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoreDataset, StoredRows
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
 
@@ -69,17 +70,6 @@ FEATURE_TOLERANCE = 1e-3
 
 Groups: TypeAlias = str | Mapping[str, Any] | None
 """Samples that are left out together: "subject", or a dict from ids to groups."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample of a store: x (J,), y () or (K,), and when it was added (seconds since 1970)."""
-
-    id: str
-    subject: str | None
-    y: Tensor
-    x: Tensor
-    added: float
 
 
 @dataclass(frozen=True)
@@ -398,8 +388,7 @@ class SampleStore:
     def __iter__(self) -> Iterator[Sample]:
         """All samples, one by one, in the order they were added."""
         for rows in self.batches():
-            for i in range(len(rows)):
-                yield Sample(rows.ids[i], rows.subjects[i], rows.y[i], rows.x[i], rows.added[i])
+            yield from rows
 
     def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
         """All samples in batches; x is what the head summed."""
@@ -711,32 +700,25 @@ class SampleStore:
             adapter = self.live.required()
             if not isinstance(adapter, LinearAdapter):
                 raise StoreError("classes are added to a linear head only")
-            with adapter.lock:
-                self._db.begin()
-                try:
-                    self.live.prepare()
-                    if adapter.head.statistics.kind == "values":
-                        raise ValueError(
-                            "samples with float targets have a fixed number of columns: no classes are added"
-                        )
-                    if self._journal.of(event) is not None:
-                        raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
-                    self.live.stale = True
-                    adapter.add_classes(k)
-                    self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
-                    if names:
-                        self._db.put("classes", known + names)
-                    digest = adapter.digest()
-                    state = self._journal.append([(event, "classes", [])], digest)
-                    self._calibrate_again()
-                    options = self.live.save_options()
-                    self._db.commit()
-                except BaseException:
-                    self._db.roll_back()
-                    raise
-                self.live.end_change(state["position"], options, digest)
-            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
-            self.live.publish(0, erased=True)
+            with self._db.transaction(), adapter.lock:
+                self.live.prepare()
+                if adapter.head.statistics.kind == "values":
+                    raise ValueError("samples with float targets have a fixed number of columns: no classes are added")
+                if self._journal.of(event) is not None:
+                    raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
+                trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
+                trial.add_classes(k)
+                state = self._journal.append([(event, "classes", [])], trial.digest())
+                self._db.put("head", trial.config())
+                self._db.put("chosen", trial.chosen())
+                if names:
+                    self._db.put("classes", known + names)
+                self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
+                self.live.discard_options()  # the next look at the store takes the new classes over
+            self._committed(state["position"], bytes.fromhex(state["chain"]))
+            _ = self.head
+            self._publish(0, erased=True)
+            self.recalibrate()
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -821,7 +803,9 @@ class SampleStore:
                     raise
                 self.live.end_change(work.position, options, digest)
             if work.done:
-                self._committed(work, chain)
+                self._committed(work.position, chain)
+                erased = any(done.kind != "add" for done in work.done)
+                self._publish(sum(len(done.ids) for done in work.done), erased)
             answers = [done if isinstance(done, EventResult) else done.result(digest) for done in results]
             return answers[0] if isinstance(events, EventBase) else answers
 
@@ -832,16 +816,19 @@ class SampleStore:
         if self.readonly:
             raise StoreError(f"the store at {self.path} was opened for reading only")
 
-    def _committed(self, work: Transaction, chain: bytes) -> None:
-        """Write the files beside the database. The events are durable: an error is logged, not raised."""
+    def _committed(self, position: int, chain: bytes) -> None:
+        """Write down what the caller is told. The events are durable: an error is logged, not raised."""
         try:
-            self._witness.write(work.position, chain)
-            erased = any(done.event.kind != "add" for done in work.done)
-            self.live.publish(sum(len(done.ids) for done in work.done), erased)
+            self._witness.write(position, chain)
+        except OSError as error:
+            log.warning("%s: the events are applied, but %s is not written: %s", self.path, WITNESS_FILE, error)
+
+    def _publish(self, changed: int, erased: bool) -> None:
+        """Save the statistics for others, which only saves time."""
+        try:
+            self.live.publish(changed, erased)
         except (OSError, StoreError) as error:
-            log.warning(
-                "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
-            )
+            log.warning("%s: the events are applied, but the sums are not published: %s", self.path, error)
 
     def _roll_back(self, work: Transaction, error: BaseException) -> None:
         """Roll the rows back, and restore the head from them if it has changed already."""
@@ -930,7 +917,7 @@ class SampleStore:
                 state = self._journal.append([(event_id, kind, commitments)], self._db.get("state")["digest"])
                 write()
             self.live.step_over(state["position"])
-            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
+            self._committed(state["position"], bytes.fromhex(state["chain"]))
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Keep out who is on a list from now on; returns the ids of samples that are held although they are on it.
@@ -952,7 +939,7 @@ class SampleStore:
             raise StoreError(f"{self.path} uses no suppression list")
         head, held = used.head, self.suppression.held()
         if not held and not self.readonly:
-            with self._db.transaction():
+            with contextlib.suppress(StoreBusyError), self._db.transaction():  # a note that only saves time
                 self.suppression.note_clean(head)
         return held
 

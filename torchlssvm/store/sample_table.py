@@ -38,6 +38,18 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
+class Sample:
+    """One sample of a store: x (J,), y () or (K,), when it was added (seconds since 1970), and by which event, if known."""
+
+    id: str
+    subject: str | None
+    y: Tensor
+    x: Tensor
+    added: float
+    position: int | None = None
+
+
+@dataclass(frozen=True)
 class StoredRows:
     """Some samples of a store: x (B, J), y (B,) or (B, K), and the rest as lists of length B."""
 
@@ -52,6 +64,9 @@ class StoredRows:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(Sample, self.ids, self.subjects, self.y, self.x, self.added)
 
     @property
     def samples(self) -> tuple[list[str], Tensor, Tensor]:
@@ -415,7 +430,7 @@ class SampleTable:
         )
 
     def renumber(self) -> None:
-        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was. Rows before it stay as they are."""
+        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was. Rows before the gap stay."""
         numbered = "SELECT seq, row_number() OVER (ORDER BY seq) AS number FROM samples"
         row = self.db.one(f"SELECT seq, number FROM ({numbered}) WHERE seq != number LIMIT 1")
         if row is None:

@@ -21,7 +21,7 @@ from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
-from torchlssvm.store.journal import Journal, commitments
+from torchlssvm.store.journal import Entry, Journal, commitments
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Codec, SampleTable, StoredRows
 
 REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
@@ -70,7 +70,12 @@ class AppliedEvent:
     """Samples of an Add that were not added, since they were erased on request."""
 
     @property
-    def commitments(self) -> list[bytes]:
+    def kind(self) -> str:
+        """The kind of the event."""
+        return self.event.kind
+
+    @property
+    def commitment_bytes(self) -> list[bytes]:
         """The commitments that the journal keeps of its samples."""
         return commitments(self.nonces, self.ids)
 
@@ -185,7 +190,7 @@ class Transaction:
 
     def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
         """Write the journal, before the database commits; returns the digest and the end of the chain."""
-        events = [(d.event.event_id, d.event.kind, d.commitments) for d in self.done]
+        events = [(d.event.event_id, d.kind, d.commitment_bytes) for d in self.done]
         state = self.journal.append(events, digest)
         return state["digest"], bytes.fromhex(state["chain"])
 
@@ -202,10 +207,12 @@ class Transaction:
     def _apply(self, event: Event) -> AppliedEvent | EventResult:
         past = self._past_event(event.event_id)
         if past is not None:
-            if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
+            if isinstance(event, Add) and len(event.ids) > len(
+                past.commitment_bytes
+            ):  # some may have been left out then
                 event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
-            return EventResult(event.event_id, past.kind, past.position, False, len(past.commitments), None)
+            return EventResult(event.event_id, past.kind, past.position, False, len(past.commitment_bytes), None)
         left_out: Sequence[str] = ()
         if isinstance(event, Add):
             rest, left_out = self.suppression.screen(event)
@@ -220,15 +227,9 @@ class Transaction:
         self.done.append(done)
         return done
 
-    def _past_event(self, event_id: str) -> PastEvent | None:
+    def _past_event(self, event_id: str) -> AppliedEvent | Entry | None:
         """The event that was applied under an id, in this call or before."""
-        for done in self.done:
-            if done.event.event_id == event_id:
-                return PastEvent(done.position, done.event.kind, done.commitments)
-        entry = self.journal.of(event_id)
-        if entry is None:
-            return None
-        return PastEvent(entry.position, entry.kind, entry.commitment_bytes)
+        return next((done for done in self.done if done.event.event_id == event_id), None) or self.journal.of(event_id)
 
     def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:
         empty = self.table.empty
@@ -314,20 +315,11 @@ class Transaction:
 # rows that no later event has written, the content.
 
 
-@dataclass(frozen=True)
-class PastEvent:
-    """An event that was applied: where, what it was, and the commitments to its samples, in no order."""
-
-    position: int
-    kind: str
-    commitments: Sequence[bytes]
-
-
-def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
+def check_repetition(table: SampleTable, event: Event, past: AppliedEvent | Entry) -> None:
     """ValueError unless an event can be the one that was applied under its id, and is still in effect."""
     if event.kind != past.kind:
         raise taken_id_error(event, past, f"it is a {event.kind}")
-    if event.ids is not None and len(event.ids) != len(past.commitments):
+    if event.ids is not None and len(event.ids) != len(past.commitment_bytes):
         raise taken_id_error(event, past, f"it has {len(event.ids)}")
     seqs = table.of_subject(event.subject) if event.ids is None else list(table.held(event.ids).values())
     if isinstance(event, Remove):
@@ -335,7 +327,7 @@ def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
             raise taken_id_error(event, past, f"{len(seqs)} of its samples are in the store")
         return
     table.load_codec()
-    known, wanted = 0, set(past.commitments)
+    known, wanted = 0, set(past.commitment_bytes)
     place = None if event.ids is None else {sample: k for k, sample in enumerate(event.ids)}
     for start in range(0, len(seqs), ROWS_PER_BATCH):
         rows = table.read(seqs[start : start + ROWS_PER_BATCH])
@@ -371,10 +363,10 @@ def same_content(
     return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
 
 
-def taken_id_error(event: Event, past: PastEvent, why: str) -> ValueError:
+def taken_id_error(event: Event, past: AppliedEvent | Entry, why: str) -> ValueError:
     """The error for an event id that is taken."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "
-        f"{len(past.commitments)} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing was "
-        "changed."
+        f"{len(past.commitment_bytes)} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing "
+        "was changed."
     )

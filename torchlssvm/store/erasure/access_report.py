@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchlssvm.store.certificate_issuer import URL_MARK
+from torchlssvm.store.sample_table import Sample
 
 if TYPE_CHECKING:
     from torchlssvm.store.erasure.requests import ErasureRequest
     from torchlssvm.store.sample_store import SampleStore
-
-
-@dataclass(frozen=True)
-class HeldSample:
-    """One sample: its label or targets, its features as they were summed, and when it was added (seconds since 1970)."""
-
-    id: str
-    y: Any
-    x: list[float]
-    added: float
-    position: int | None
-    """Of the event that added it; None where the journal does not tell."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,8 @@ class AccessReport:
     """Content of a store about one subject."""
 
     subject: str
-    samples: list[HeldSample]
+    samples: list[Sample]
+    """Each with the position of the event that added it; None where the journal does not tell."""
     files: list[KnownFile]
     requests: list[ErasureRequest]
 
@@ -56,12 +46,8 @@ class AccessReport:
             samples = []
             if ids:
                 rows = store.get(ids)
-                samples = [
-                    HeldSample(
-                        rows.ids[k], rows.y[k].tolist(), rows.x[k].tolist(), rows.added[k], added_at.get(c.hex())
-                    )
-                    for k, c in enumerate(rows.commitments)
-                ]
+                at = [added_at.get(commitment.hex()) for commitment in rows.commitments]
+                samples = [replace(sample, position=position) for sample, position in zip(rows, at, strict=True)]
             files = []
             for path, position in sorted(store.certificates.checkpoints().items()):
                 held = sum(s.position is None or s.position <= position for s in samples)
