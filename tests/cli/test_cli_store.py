@@ -265,7 +265,7 @@ def test_another_sample_under_an_old_id_is_refused(filled: Shell, what: str) -> 
     x, y, subjects = write(filled.folder)
     before = filled.json("stats", "s")["digest"]
     if what == "features":
-        x[31, 2] += 1e-3
+        x[31, 2] += 0.1
         np.save("x.npy", x)
     elif what == "label":
         y[31] = (y[31] + 1) % 3

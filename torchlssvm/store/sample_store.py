@@ -514,7 +514,10 @@ class SampleStore:
         ids: list[str] = []
         scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
         labels: list[Tensor] = []
-        for rows in self.batches() if groups is None else self._grouped_batches(groups):
+        # Class weights that follow the counts need a solve for each class in each batch, so batches are large then.
+        follows = isinstance(getattr(head, "class_weight", None), str)
+        size = max(ROWS_PER_BATCH, LARGE_BATCH_NUMBERS // head.in_features if follows else 0)
+        for rows in self.batches(size) if groups is None else self._grouped_batches(groups, size):
             if alike is not None:
                 alike.look(rows)
             x, y = rows.x.to(head.device), rows.y.to(head.device)
@@ -536,8 +539,8 @@ class SampleStore:
         number = {key: k for k, key in enumerate(dict.fromkeys(keys))}
         return torch.tensor([number[key] for key in keys])
 
-    def _grouped_batches(self, groups: Groups) -> Iterator[StoredRows]:
-        """All samples in batches that hold whole groups."""
+    def _grouped_batches(self, groups: Groups, size: int) -> Iterator[StoredRows]:
+        """All samples in batches of about ``size`` that hold whole groups."""
         if not isinstance(groups, Mapping) and groups != "subject":
             raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
         members: dict[Any, list[str]] = {}
@@ -547,7 +550,7 @@ class SampleStore:
                 members.setdefault(i if group is None else ("group", group), []).append(i)
         batch: list[str] = []
         for names in [*members.values(), None]:
-            if batch and (names is None or len(batch) + len(names) > ROWS_PER_BATCH):
+            if batch and (names is None or len(batch) + len(names) > size):
                 yield self.get(batch)
                 batch = []
             batch += names or []
@@ -869,7 +872,7 @@ class SampleStore:
                 differs.append("subject")
             if differs:
                 raise ValueError(
-                    f"the id {event.ids[k]!r} is in the store already, with another {' and '.join(differs)}: relabel, replace "
+                    f"the id {event.ids[k]!r} is in the store already and differs in {' and '.join(differs)}: relabel, replace "
                     "or remove it, or give the new sample another id. Nothing was changed."
                 )
         new = [k for k, i in enumerate(event.ids) if i not in held]
