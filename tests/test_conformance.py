@@ -124,7 +124,9 @@ def test_incremental_svm_conforms(check, form):
 def margin_case(form: str) -> Case:
     J, options = MARGIN_FORMS[form]
     good = case("default", J)
-    return Case(lambda **kw: MarginHead(J, 3, **({"grid": FixedPoint(16.0)} | options | kw)), good.x, good.y)
+    return Case(
+        lambda **kw: MarginHead(J, 3, **({"rho": 1.0, "grid": FixedPoint(16.0)} | options | kw)), good.x, good.y
+    )
 
 
 ON_CUDA = {

@@ -32,10 +32,10 @@ def machines() -> dict[str, Any]:
         f"{multiclass}-{intercept}": LSSVMHead(5, 3, multiclass=multiclass, intercept=intercept).add(X, Y)
         for multiclass in ("ovr", "ovo") for intercept in ("free", "penalized", "none")
     }  # fmt: skip
-    out["margin"] = MarginHead(5, 3).add(X, Y)
-    out["margin-scaled and normalized"] = MarginHead(5, 3, normalize="sqrt", scale="std", intercept="penalized").add(
-        X, Y
-    )
+    out["margin"] = MarginHead(5, 3, rho=1.0).add(X, Y)
+    out["margin-scaled and normalized"] = MarginHead(
+        5, 3, rho=1.0, normalize="sqrt", scale="std", intercept="penalized"
+    ).add(X, Y)
     for kernel in (RBF(gamma=0.2), Polynomial(2), Laplacian(sigma=2.0), Linear()):
         svm = KernelLSSVM(kernel, num_classes=3)
         svm.add(X, Y)

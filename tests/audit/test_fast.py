@@ -21,7 +21,7 @@ HEADS = {
     "totals": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0)),
     "per class": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0), class_weight="balanced"),
     "folds": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0), folds=2),
-    "margin": lambda: MarginHead(J, K, grid=FixedPoint(8.0)),
+    "margin": lambda: MarginHead(J, K, rho=1.0, grid=FixedPoint(8.0)),
 }
 
 

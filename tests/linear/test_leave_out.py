@@ -304,7 +304,7 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
         with pytest.raises(ValueError, match=what):
             call()
     assert head.digest() == digest
-    for judge in (head, MarginHead(J, K, grid=GRID).add(x, y)):
+    for judge in (head, MarginHead(J, K, rho=1.0, grid=GRID).add(x, y)):
         for y_val, what in ((None, "need y_val"), (labels[:2], "y_val must be"), (labels + K, r"outside 0\.\.2")):
             with pytest.raises(ValueError, match=what):
                 judge.influence(x, y, z, y_val)

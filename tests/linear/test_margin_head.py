@@ -23,9 +23,12 @@ from torchlssvm import (
     VerificationError,
     attach,
 )
+from torchlssvm.cli import main
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.linear import active_sets
 from torchlssvm.linear.active_sums import ActiveSums
+from torchlssvm.linear.data_choices import ChoiceState
+from torchlssvm.store import SampleStore
 
 GRID = FixedPoint(64.0)
 
@@ -97,7 +100,7 @@ def test_relabelling_leaves_the_other_classes_alone():
     head = MarginHead(60, 3, grid=GRID, rho=5.0).add(x, y)
     before = head.w.clone()
     head.relabel(x[:1], torch.tensor([0]), torch.tensor([1]))
-    assert (head.w[:, 2] - before[:, 2]).abs().max() < 1e-12
+    assert torch.equal(head.w[:, 2], before[:, 2])
     fresh = MarginHead(60, 3, grid=GRID, rho=5.0).add(x, torch.cat([torch.tensor([1]), y[1:]]))
     assert head.digest() == fresh.digest()
     assert torch.equal(head.refresh().w, fresh.w)
@@ -106,12 +109,12 @@ def test_relabelling_leaves_the_other_classes_alone():
 @pytest.mark.parametrize("J", [6, 70])
 def test_refresh_gives_the_bits_of_a_fresh_head(J):
     x, y = samples(150, J=J)
-    head = MarginHead(J, 3, grid=GRID).add(x, y)
+    head = MarginHead(J, 3, rho=1.0, grid=GRID).add(x, y)
     head.predict(x)
     for i in range(0, 40, 8):
         head.remove(x[i : i + 8], y[i : i + 8])
         assert head.drift() < 1e-9
-    fresh = MarginHead(J, 3, grid=GRID).add(x[40:].flip(0), y[40:].flip(0))
+    fresh = MarginHead(J, 3, rho=1.0, grid=GRID).add(x[40:].flip(0), y[40:].flip(0))
     assert torch.equal(head.active(x[40:], y[40:]), fresh.active(x[40:], y[40:]))
     assert (head.w - fresh.w).abs().max() < 1e-10
     assert torch.equal(head.refresh().w, fresh.w)
@@ -121,7 +124,7 @@ def test_refresh_gives_the_bits_of_a_fresh_head(J):
 
 def test_digest_is_that_of_the_least_squares_head_with_the_same_samples():
     x, y = samples()
-    assert MarginHead(6, 3, grid=GRID).add(x, y).digest() == LSSVMHead(6, 3, grid=GRID).add(x, y).digest()
+    assert MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).digest() == LSSVMHead(6, 3, grid=GRID).add(x, y).digest()
 
 
 def test_ties_are_inactive():
@@ -136,7 +139,7 @@ def test_ties_are_inactive():
 
 def test_a_search_without_end_leaves_the_samples(monkeypatch):
     x, y = samples()
-    head = MarginHead(6, 3, grid=GRID).add(x, y)
+    head = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y)
     before = head.w.clone()
     monkeypatch.setattr(active_sets, "MAX_NEWTON_ROUNDS", 0)
     head.remove(x[:1], y[:1])
@@ -146,7 +149,7 @@ def test_a_search_without_end_leaves_the_samples(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ConvergenceError):  # known without another search
         head.predict(x)
-    fresh = MarginHead(6, 3, grid=GRID).add(x[1:], y[1:])
+    fresh = MarginHead(6, 3, rho=1.0, grid=GRID).add(x[1:], y[1:])
     assert digest == fresh.digest()
     assert torch.equal(head.refresh().w, fresh.w)
     assert not torch.equal(head.w, before)
@@ -154,12 +157,12 @@ def test_a_search_without_end_leaves_the_samples(monkeypatch):
 
 def test_a_damaged_or_foreign_state_is_refused():
     x, y = samples()
-    head = MarginHead(6, 3, grid=GRID).add(x, y)
+    head = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y)
     state = head.state_dict()
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
-    other = MarginHead(6, 3, grid=GRID)
+    other = MarginHead(6, 3, rho=1.0, grid=GRID)
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert torch.equal(other.w, head.w)
     assert other.digest() == head.digest()
@@ -170,7 +173,7 @@ def test_a_damaged_or_foreign_state_is_refused():
     with pytest.raises(RuntimeError):
         other.load_state_dict(LSSVMHead(6, 3, grid=GRID).add(x, y).state_dict())
     with pytest.raises(RuntimeError, match="per_class is False"):
-        MarginHead(6, 3, grid=GRID, per_class=True).load_state_dict(state)
+        MarginHead(6, 3, rho=1.0, grid=GRID, per_class=True).load_state_dict(state)
     assert torch.equal(other.w, head.w)
     twin = copy.deepcopy(head)
     assert torch.equal(twin.remove(x[:1], y[:1]).refresh().w, head.remove(x[:1], y[:1]).refresh().w)
@@ -178,36 +181,69 @@ def test_a_damaged_or_foreign_state_is_refused():
 
 def test_classes_are_added_and_forgotten():
     x, y = samples()
-    head = MarginHead(6, 2, grid=GRID).add(x[y < 2], y[y < 2])
+    head = MarginHead(6, 2, rho=1.0, grid=GRID).add(x[y < 2], y[y < 2])
     before = head.w.clone()
     head.add_classes(1)
     assert torch.equal(head.w[:, :2], before)
     head.add(x[y == 2], y[y == 2])
-    fresh = MarginHead(6, 3, grid=GRID).add(x, y)
+    fresh = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y)
     assert head.digest() == fresh.digest()
     assert torch.equal(head.refresh().w, fresh.w)
     head.forget_class(1)
-    rest = MarginHead(6, 3, grid=GRID).add(x[y != 1], y[y != 1])
+    rest = MarginHead(6, 3, rho=1.0, grid=GRID).add(x[y != 1], y[y != 1])
     assert head.digest() == rest.digest()
     assert torch.equal(head.refresh().w, rest.w)
 
 
+def test_rho_is_chosen_by_default_and_again_by_refresh():
+    x, y = samples(300)
+    head = MarginHead(6, 3, grid=GRID).add(x[:9], y[:9])
+    assert head.rho == 1.0
+    assert head.choices["rho"].state is ChoiceState.OPEN  # too few samples to choose by
+    head.add(x[9:], y[9:])
+    assert head.rho == head.rho_path().rho != 1.0
+    assert head.choices["rho"].state is ChoiceState.CURRENT
+    head.remove(x[:200], y[:200])
+    assert head.choices["rho"].state is ChoiceState.STALE
+    fresh = MarginHead(6, 3, grid=GRID).add(x[200:].flip(0), y[200:].flip(0))
+    assert torch.equal(head.refresh().w, fresh.w)
+    assert head.rho == fresh.rho
+    assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), fresh.state_dict().values(), strict=True))
+    copies = MarginHead(1, 2, grid=GRID).add(torch.ones(20, 1), torch.arange(20) % 2)  # two rows, perhaps in one fold
+    assert copies.predict(torch.ones(1, 1)).shape == (1,)
+
+
+def test_every_door_has_the_same_default(tmp_path):
+    from torchlssvm.sklearn import MarginClassifier
+
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 7))
+    assert attach(model, 3, head="margin").head.data_choices.rho_rule == "kfold"
+    assert MarginClassifier().fit(*samples(60)).head_.data_choices.rho_rule == "kfold"
+    assert main(["init", str(tmp_path / "s"), "--in-features", "4", "--classes", "3", "--head", "margin"]) == 0
+    with SampleStore(tmp_path / "s") as store:
+        assert store.head.data_choices.rho_rule == "kfold"
+
+
 def test_merge_takes_over_samples():
     x, y = samples()
-    head = MarginHead(6, 3, grid=GRID).add(x[:50], y[:50]).merge(MarginHead(6, 3, grid=GRID).add(x[50:], y[50:]))
-    assert head.digest() == MarginHead(6, 3, grid=GRID).add(x, y).digest()
+    head = (
+        MarginHead(6, 3, rho=1.0, grid=GRID)
+        .add(x[:50], y[:50])
+        .merge(MarginHead(6, 3, rho=1.0, grid=GRID).add(x[50:], y[50:]))
+    )
+    assert head.digest() == MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).digest()
 
 
 def test_what_it_refuses():
     x, _ = samples()
     with pytest.raises(ValueError, match="grid"):
-        MarginHead(6, 3, grid=None)
+        MarginHead(6, 3, rho=1.0, grid=None)
     with pytest.raises(ValueError, match="num_classes"):
-        MarginHead(6, 1)
+        MarginHead(6, 1, rho=1.0)
     with pytest.raises(ValueError, match="labels"):
-        MarginHead(6, 3).add(x, torch.randn(80, 3))
+        MarginHead(6, 3, rho=1.0).add(x, torch.randn(80, 3))
     with pytest.raises(NotFittedError):
-        MarginHead(6, 3).predict(x)
+        MarginHead(6, 3, rho=1.0).predict(x)
 
 
 def test_attach_makes_one():
@@ -222,21 +258,21 @@ def test_attach_makes_one():
 
 def test_rows_in_a_mapped_file(tmp_path):
     x, y = samples(200)
-    head = MarginHead(6, 3, grid=GRID, rows_folder=tmp_path).add(x[:90], y[:90]).add(x[90:], y[90:])
-    fresh = MarginHead(6, 3, grid=GRID).add(x[20:], y[20:])
+    head = MarginHead(6, 3, rho=1.0, grid=GRID, rows_folder=tmp_path).add(x[:90], y[:90]).add(x[90:], y[90:])
+    fresh = MarginHead(6, 3, rho=1.0, grid=GRID).add(x[20:], y[20:])
     assert torch.equal(head.remove(x[:20], y[:20]).w, head.refresh().w)
     assert head.digest() == fresh.digest()
     assert torch.equal(head.w, fresh.w)
     assert not list(tmp_path.iterdir())  # the file has no name
     assert torch.equal(pickle.loads(pickle.dumps(head)).remove(x[20:21], y[20:21]).w, head.remove(x[20:21], y[20:21]).w)
     with pytest.raises(FileNotFoundError):
-        MarginHead(6, 3, grid=GRID, rows_folder=tmp_path / "nowhere").add(x, y)
+        MarginHead(6, 3, rho=1.0, grid=GRID, rows_folder=tmp_path / "nowhere").add(x, y)
 
 
 def test_copies_and_files_do_not_tell_of_rows_that_left():
     x, y = samples(70)
-    head = MarginHead(6, 3, grid=GRID).add(x, y).remove(x[:9], y[:9])
-    fresh = MarginHead(6, 3, grid=GRID).add(x[9:].flip(0), y[9:].flip(0))
+    head = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).remove(x[:9], y[:9])
+    fresh = MarginHead(6, 3, rho=1.0, grid=GRID).add(x[9:].flip(0), y[9:].flip(0))
     mine, theirs = (copy.deepcopy(h.refresh()).samples for h in (head, fresh))
     assert mine.capacity == theirs.capacity
     for name in ("q", "labels", "copies", "norms"):
@@ -250,20 +286,20 @@ def test_copies_and_files_do_not_tell_of_rows_that_left():
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_interrupted_search_begins_again(at, monkeypatch):
     x, y = samples()
-    head = MarginHead(6, 3, grid=GRID).add(x, y)
+    head = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y)
     _ = head.w
     head.add(x + 0.5, y)
     # rows that are new are placed in one class after the other
     with replaced(active_sets.hinge, "scores", Failing(KeyboardInterrupt(), at)), pytest.raises(KeyboardInterrupt):
         head.predict(x)
-    fresh = MarginHead(6, 3, grid=GRID).add(x, y).add(x + 0.5, y)
+    fresh = MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).add(x + 0.5, y)
     assert torch.equal(head.active(x, y), fresh.active(x, y))
     assert torch.equal(head.w, fresh.w)
 
 
 def test_a_change_that_fails_leaves_the_head_as_it_was(tmp_path, monkeypatch):
     x, y = samples()
-    head = MarginHead(6, 3, grid=GRID, rows_folder=tmp_path).add(x[:20], y[:20])
+    head = MarginHead(6, 3, rho=1.0, grid=GRID, rows_folder=tmp_path).add(x[:20], y[:20])
     digest, w = head.digest(), head.w
 
     def full(*_):
@@ -280,12 +316,12 @@ def test_a_change_that_fails_leaves_the_head_as_it_was(tmp_path, monkeypatch):
         head.update(add=(x[20:], y[20:]), remove=(x[20:], y[20:]))  # what is removed was held before
     assert head.digest() == digest
     assert torch.equal(head.w, w)
-    assert head.add(x[20:], y[20:]).digest() == MarginHead(6, 3, grid=GRID).add(x, y).digest()
+    assert head.add(x[20:], y[20:]).digest() == MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).digest()
 
 
 def test_tensors_handed_out_are_copies() -> None:
     x, y = torch.randn(30, 3), torch.arange(30) % 3
-    head = MarginHead(3, 3, grid=16.0, class_weight=torch.tensor([1.0, 2.0, 3.0])).add(x, y)
+    head = MarginHead(3, 3, rho=1.0, grid=16.0, class_weight=torch.tensor([1.0, 2.0, 3.0])).add(x, y)
     w, b, config = head.weight.clone(), head.bias.clone(), head.config()
     head.weight.zero_()
     head.bias.zero_()
@@ -297,7 +333,10 @@ def test_tensors_handed_out_are_copies() -> None:
 
 
 def test_a_refused_removal_decides_no_grid() -> None:
-    head, other = MarginHead(2, 2), MarginHead(2, 2, grid=16.0).add(torch.ones(1, 2), torch.tensor([0]))
+    head, other = (
+        MarginHead(2, 2, rho=1.0),
+        MarginHead(2, 2, rho=1.0, grid=16.0).add(torch.ones(1, 2), torch.tensor([0])),
+    )
     with pytest.raises(RemovalError):
         head -= other
     assert head.grid is None
@@ -305,7 +344,7 @@ def test_a_refused_removal_decides_no_grid() -> None:
 
 def test_a_system_beyond_float64_is_a_named_error() -> None:
     weight = torch.tensor([1e-300, 1.0, 1e300], dtype=torch.float64)
-    head = MarginHead(3, 3, grid=16.0, class_weight=weight).add(torch.randn(30, 3), torch.arange(30) % 3)
+    head = MarginHead(3, 3, rho=1.0, grid=16.0, class_weight=weight).add(torch.randn(30, 3), torch.arange(30) % 3)
     with pytest.raises(ConvergenceError, match="class weights of a usual size"):
         head.weight.sum()
     head.class_weight = None
@@ -383,15 +422,15 @@ def test_influence_on_no_points_at_all(made):
 @pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
 def test_heads_made_or_copied_in_inference_mode_can_be_changed_outside(made):
     x, y = samples()
-    written = pickle.dumps(made(6, 3, grid=GRID).add(x, y))
-    fresh = made(6, 3, grid=GRID).add(x[4:], y[4:])
+    written = pickle.dumps(made(6, 3, rho=1.0, grid=GRID).add(x, y))
+    fresh = made(6, 3, rho=1.0, grid=GRID).add(x[4:], y[4:])
     for read in (True, False):
         with torch.inference_mode():
-            first = made(6, 3, grid=GRID, class_weight=None).add(x.clone(), y.clone())
+            first = made(6, 3, rho=1.0, grid=GRID, class_weight=None).add(x.clone(), y.clone())
             if read:
                 first(x)
             second, third = copy.deepcopy(first), pickle.loads(written)
-            fourth = made(6, 3, grid=GRID)
+            fourth = made(6, 3, rho=1.0, grid=GRID)
             fourth.load_state_dict(first.state_dict())
         for head in (first, second, third, fourth):
             head.remove(x[:2], y[:2])
@@ -430,7 +469,7 @@ def test_weights_of_twenty_orders_of_magnitude_are_found_in_any_order():
 
 def test_leave_one_out_goes_on_after_an_interruption():
     x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
-    head = MarginHead(3, 3).add(x, y)
+    head = MarginHead(3, 3, rho=1.0).add(x, y)
     expected, again = head.leave_one_out(x, y), copy.deepcopy(head)  # a copy has no matrices: they are made anew
 
     def interrupted(*args, **options):

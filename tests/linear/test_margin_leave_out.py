@@ -23,7 +23,7 @@ def samples(n=90, J=5, K=3, seed=0):
 def without(x, y, rows, **options):
     keep = torch.ones(len(y), dtype=torch.bool)
     keep[rows] = False
-    return MarginHead(x.shape[1], 3, grid=GRID, **options).add(x[keep], y[keep])
+    return MarginHead(x.shape[1], 3, grid=GRID, **({"rho": 1.0} | options)).add(x[keep], y[keep])
 
 
 OPTIONS = [
@@ -36,7 +36,7 @@ OPTIONS = [
 def test_leave_one_out_is_retraining(options, near, monkeypatch):
     monkeypatch.setattr(margin_changes, "NEAR_SAMPLES", near)  # few at hand: what reaches further is done on a copy
     x, y = samples()
-    head = MarginHead(5, 3, grid=GRID, **options).add(x, y)
+    head = MarginHead(5, 3, grid=GRID, **({"rho": 1.0} | options)).add(x, y)
     scores, digest = head.leave_one_out(x, y), head.digest()
     moved = 0
     for i in range(0, 90, 8):
@@ -57,11 +57,11 @@ def test_copies_and_lone_samples():
     x, y = samples(30)
     y[:] = torch.arange(30) % 2
     y[7] = 2  # the only one of its class
-    head = MarginHead(5, 3, grid=GRID).add(x, y).add(x[:3], y[:3])
+    head = MarginHead(5, 3, rho=1.0, grid=GRID).add(x, y).add(x[:3], y[:3])
     scores = head.leave_one_out(x, y)
     assert scores[7, 2] == -1.0
     for i in (0, 2, 7, 8):
-        other = MarginHead(5, 3, grid=GRID).add(x, y).add(x[:3], y[:3]).remove(x[i : i + 1], y[i : i + 1])
+        other = MarginHead(5, 3, rho=1.0, grid=GRID).add(x, y).add(x[:3], y[:3]).remove(x[i : i + 1], y[i : i + 1])
         assert (scores[i] - other.refresh()(x[i : i + 1])[0]).abs().max() < 1e-9
     both = head.leave_one_out(x[:3], y[:3], torch.full((3,), 2))
     assert (both[1] - without(x, y, [1]).add(x[[0, 2]], y[[0, 2]])(x[1:2])[0]).abs().max() < 1e-9
@@ -72,19 +72,19 @@ def test_copies_and_lone_samples():
     with pytest.raises(ValueError, match="nothing is left"):
         head.leave_one_out(torch.cat([x, x[:3]]), torch.cat([y, y[:3]]), groups=[0] * 33)
     with pytest.raises(NotFittedError):
-        MarginHead(5, 3).leave_one_out(x, y)
+        MarginHead(5, 3, rho=1.0).leave_one_out(x, y)
 
 
 def test_scale_is_held_fixed():
     x, y = samples()
     x[:, 2] *= 100
     grid = FixedPoint(1024.0, bits=26)
-    head = MarginHead(5, 3, grid=grid, scale="std", intercept="penalized").add(x, y)
+    head = MarginHead(5, 3, rho=1.0, grid=grid, scale="std", intercept="penalized").add(x, y)
     x = grid.snap(x)
     mean, deviation = x.mean(0), x.std(0, correction=0)
     z = (x - mean) / deviation
     fine = FixedPoint(16.0, bits=26)
-    plain = MarginHead(5, 3, grid=fine, intercept="penalized").add(z, y)
+    plain = MarginHead(5, 3, rho=1.0, grid=fine, intercept="penalized").add(z, y)
     assert (head.leave_one_out(x, y) - plain.leave_one_out(z, y)).abs().max() < 1e-5  # z is rounded to its grid
 
 
@@ -93,7 +93,7 @@ def test_influence_is_retraining(options):
     x, y = samples()
     x_new, y_new = samples(6, seed=1)
     x_val, y_val = samples(12, seed=2)
-    head = MarginHead(5, 3, grid=GRID, **options).add(x, y)
+    head = MarginHead(5, 3, grid=GRID, **({"rho": 1.0} | options)).add(x, y)
     before = head(x_val)
     change = head.influence(x[:20], y[:20], x_val, on="scores")
     loss = head.influence(x[:20], y[:20], x_val, y_val)
@@ -123,7 +123,7 @@ def test_influence_is_retraining(options):
 
 def test_rho_is_chosen_by_retraining():
     x, y = samples(60)
-    head = MarginHead(5, 3, grid=GRID).add(x, y)
+    head = MarginHead(5, 3, rho=1.0, grid=GRID).add(x, y)
     values = [0.01, 1.0, 50.0]
     path = head.select_rho(values, "loo", score="squared")
     for rho, error in list(zip(values, path.errors.tolist(), strict=True))[:2]:
@@ -142,14 +142,14 @@ def test_rho_is_chosen_by_retraining():
         wrong += int((part.predict(rows[out]) != head.samples.labels[out]).sum())
     assert abs(float(path.errors[1]) - wrong / 60) < 1e-12
     mixed = torch.randperm(60, generator=torch.Generator().manual_seed(1))
-    again = MarginHead(5, 3, grid=GRID).add(x[mixed], y[mixed])
+    again = MarginHead(5, 3, rho=1.0, grid=GRID).add(x[mixed], y[mixed])
     assert torch.equal(again.select_rho(values, folds=4).errors, path.errors)  # folds do not depend on the order
     with pytest.raises(ValueError, match="generalized cross-validation"):
         head.select_rho(values, "gcv")
     with pytest.raises(ValueError, match="finite and > 0"):
         head.select_rho([1.0, -1.0])
     with pytest.raises(NotFittedError):
-        MarginHead(5, 3).select_rho()
+        MarginHead(5, 3, rho=1.0).select_rho()
 
 
 def test_leave_one_out_after_updates_of_the_inverse():
@@ -201,13 +201,13 @@ def test_changes_where_a_side_is_decided_beyond_rounding(seed, intercept):
     x, y = q.to(torch.float64) * grid.resolution, torch.randint(0, 2, (12,), generator=generator)
     y[:2] = torch.arange(2)
     options = {"rho": 1e-6, "intercept": intercept, "grid": grid}
-    head = MarginHead(4, 2, **options).add(x, y)
+    head = MarginHead(4, 2, **({"rho": 1.0} | options)).add(x, y)
     scores = head.leave_one_out(x[some], y[some])
     swapped = head.influence(x[some], y[some], x, what="relabel", on="scores", y_new=1 - y[some]) + head(x)
     for j, i in enumerate(some):
         keep = torch.arange(12) != i
-        rest = MarginHead(4, 2, **options).add(x[keep], y[keep])
-        other = MarginHead(4, 2, **options).add(x, torch.where(keep, y, 1 - y))
+        rest = MarginHead(4, 2, **({"rho": 1.0} | options)).add(x[keep], y[keep])
+        other = MarginHead(4, 2, **({"rho": 1.0} | options)).add(x, torch.where(keep, y, 1 - y))
         for found, truth in ((scores[j], rest(x[i : i + 1])[0]), (swapped[j], other(x))):
             assert (found - truth).abs().max() < 1e-6 * max(1.0, float(truth.abs().max()))
 

@@ -22,7 +22,7 @@ def samples(seed=0):
 
 def filled(path, head=None):
     ids, x, y = samples()
-    store = SampleStore(path, head=head or MarginHead(J, K, grid=GRID))
+    store = SampleStore(path, head=head or MarginHead(J, K, rho=1.0, grid=GRID))
     store.apply(Add(ids=ids[:40], x=x[:40], y=y[:40], subject=[f"u{i % 8}" for i in range(40)]))
     store.apply(Add(ids=ids[40:], x=x[40:], y=y[40:]))
     return store, x, y
@@ -47,7 +47,7 @@ def test_erasure_of_a_subject_ends_at_a_fresh_head(tmp_path, read):
     y[50] = (y[50] + 1) % K
     x[51] += 0.5
     keep = [i for i in range(N) if not (i < 40 and i % 8 == 3)]
-    fresh = MarginHead(J, K, grid=GRID).add(x[keep], y[keep])
+    fresh = MarginHead(J, K, rho=1.0, grid=GRID).add(x[keep], y[keep])
     same(store.head, fresh)
     certificate = store.certificate("erase")
     report = verify(certificate, head=store.head, store=store, allow_unsigned=True)
@@ -96,11 +96,11 @@ def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
     (file,) = (tmp_path / "s").glob("*.snapshot.pt")
     assert torch.load(file, weights_only=True)["statistics"] == {}  # weights that knew s0 are gone
     with SampleStore(tmp_path / "s") as again:
-        same(again.head, MarginHead(J, K, grid=GRID).add(x[1:], y[1:]))
+        same(again.head, MarginHead(J, K, rho=1.0, grid=GRID).add(x[1:], y[1:]))
 
 
 def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
-    store, x, y = filled(tmp_path / "s", MarginHead(J, K, class_weight="balanced"))
+    store, x, y = filled(tmp_path / "s", MarginHead(J, K, rho=1.0, class_weight="balanced"))
     digest, derived = store.head.digest(), store.head.derived()
     preview = store.preview(Remove(subject="u1"), x, y)
     assert (preview.samples, preview.remaining) == (5, 55)
@@ -119,7 +119,7 @@ def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
 
 @pytest.mark.cuda
 def test_a_store_with_a_head_on_a_gpu(tmp_path):
-    with SampleStore(tmp_path / "s", head=MarginHead(J, K, grid=GRID, device="cuda")) as store:
+    with SampleStore(tmp_path / "s", head=MarginHead(J, K, rho=1.0, grid=GRID, device="cuda")) as store:
         ids, x, y = samples()
         store.apply(Add(ids=ids, x=x, y=y, subject=[f"u{i % 8}" for i in range(N)]))
         store.head.solve()
@@ -127,7 +127,7 @@ def test_a_store_with_a_head_on_a_gpu(tmp_path):
         store.apply(Remove(subject="u3", event_id="e"))
         y[9] = 1
         keep = [i for i in range(N) if i % 8 != 3]
-        fresh = MarginHead(J, K, grid=GRID).add(x[keep], y[keep])
+        fresh = MarginHead(J, K, rho=1.0, grid=GRID).add(x[keep], y[keep])
         assert store.head.digest() == fresh.digest()
         torch.testing.assert_close(store.head.w.cpu(), fresh.w, rtol=1e-9, atol=1e-9)
         certificate = store.certificate("e")

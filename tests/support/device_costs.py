@@ -78,7 +78,7 @@ def margin_operation(run: Callable[[MarginHead, torch.Tensor, torch.Tensor], Any
 
     def prepare() -> Prepared:
         x, y = samples()
-        head = MarginHead(J, K, device="cuda", grid=FixedPoint(8.0)).add(x, y)
+        head = MarginHead(J, K, rho=1.0, device="cuda", grid=FixedPoint(8.0)).add(x, y)
         _ = head.w
         return lambda: run(head, x, y)
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
         "--rho",
         type=rho,
         metavar="gcv|R",
-        help="regularization; gcv: chosen from the samples after each command (default). A margin head takes a number "
-        "(default: 1); set --rho kfold chooses it once there are samples",
+        help="regularization; gcv: chosen from the samples after each command (default). A margin head takes a number; "
+        "without one it chooses by k-fold once it holds 10 samples",
     ),
     option(
         "--intercept",
@@ -100,7 +100,7 @@ def init(options: argparse.Namespace) -> int:
     if options.rho in ("gcv", "kfold", "loo") and (options.head, options.rho) != ("lssvm", "gcv"):
         raise UsageError(
             f"--rho {options.rho} does not go with --head {options.head} here: a least-squares head takes gcv or a number, a "
-            f"margin head a number; when samples are added, torchlssvm set {options.store} --rho kfold chooses for it"
+            f"margin head a number, or no --rho at all: it then chooses by k-fold once it holds 10 samples"
         )
     exists = holds_store(options.store)
     already = StoreError(f"there is a store at {options.store} already: nothing was changed")
@@ -136,7 +136,7 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     from torchlssvm.linear import head_class
 
     build = {name: getattr(options, name) for name in ("intercept", "normalize", "scale")}
-    build["rho"] = options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0
+    build["rho"] = options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else None
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None

@@ -27,7 +27,7 @@ class OnlineProbe(Callback):
         layer: the dotted name of the module whose output (B, J) are the features.
         num_classes: K.
         window: samples in the window of each rank.
-        rho: of the head; None is ``"gcv"``, chosen before each validation, and 1.0 for a margin head.
+        rho: of the head; None chooses it before each validation, by ``"gcv"`` or, for a margin head, by k-fold.
         name: what the accuracy is logged as, through the module: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
             ``ModelCheckpoint`` see it.
         head: ``"lssvm"`` or ``"margin"``, the kind of probe.
@@ -52,7 +52,7 @@ class OnlineProbe(Callback):
     ):
         self.layer, self.num_classes, self.size = layer, num_classes, check_interval(window, "window")
         self.name, self.kind, self.batch_names = name, head_class(head), batch_names
-        self.rho: Any = rho or ("gcv" if self.kind is LSSVMHead else 1.0)
+        self.rho: Any = rho or ("gcv" if self.kind is LSSVMHead else None)
         check_names(batch_names)
         self.window: SlidingWindow | None = None
         self.probe: LinearHead | None = None  # of all ranks, made for a validation

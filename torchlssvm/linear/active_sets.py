@@ -369,6 +369,9 @@ class ActiveSetSolver:
             slots = slots[joins]
             if len(slots):
                 state.solution = self._queue(state.solution, k, slots, self.rows.copies[slots])
+            if state.solution is not None and bool(far.all()) and state.solution.pending_cancels():
+                state.solution.drop_pending()  # samples were relabelled between other classes
+                state.touched = False
         return state.touched
 
     def _errors(self, k: int) -> Tensor:

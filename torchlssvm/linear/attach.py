@@ -97,7 +97,7 @@ def attach(
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
         classes: names of the classes, in the order of the labels; a store keeps them. See ``predict(images, names=True)``.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
-            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and chooses by k-fold with ``rho=None``.
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` chooses by k-fold.
 
     Example:
         >>> import torch

@@ -45,6 +45,7 @@ class LinearHead(nn.Module):
     """The store that the head belongs to. It brings the head up to date before the head is used."""
     keeps_rows = False
     _rho_method = "gcv"  # by which rho is chosen where no number is given
+    _rho_candidates: int | None = None  # values that are compared; None: powers of two
     uncertifiable: str | None = None
     unchecked: str | None = None
     multiclass: str = "ovr"
@@ -273,7 +274,7 @@ class LinearHead(nn.Module):
         """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
         choices, before = self.data_choices, self.data_choices.made["rho"]
         # Not open while it is chosen: reading the weights would choose again.
-        choices.record("rho", self._rho_method, rule=True, state=ChoiceState.STALE)
+        choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
         try:
             value = self._best_rho()
         except BaseException:
@@ -285,7 +286,7 @@ class LinearHead(nn.Module):
                 self.solver.set_rho(rho)
                 choices.outdate_calibration()
         state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
-        choices.record("rho", self._rho_method, rule=True, state=state)
+        choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=state)
 
     @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:

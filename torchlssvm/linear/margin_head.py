@@ -47,9 +47,9 @@ class MarginHead(LinearHead):
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
-        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / (2 rho) for "none"). None
-            chooses it by 5-fold cross-validation on the samples held: at the first read with 10 samples of two classes (until
-            then it is 1.0, and ``choices`` says that it is open), and again by ``refresh()``.
+        rho: the regularization, a number > 0, settable at any time (``LinearSVC`` has C = 1 / (2 rho)). None chooses it by
+            :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes, and again at each
+            ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` says that it is open.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). With the first two every change of samples changes every class.
@@ -88,6 +88,7 @@ class MarginHead(LinearHead):
 
     solver: ActiveSetSolver
     _rho_method = "kfold"
+    _rho_candidates = len(margin_rho_selection.DEFAULT_RHO_SHARES)
     keeps_rows = True
 
     @exactly
@@ -96,7 +97,7 @@ class MarginHead(LinearHead):
         in_features: int,
         num_classes: int,
         *,
-        rho: float | None = 1.0,
+        rho: float | None = None,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         grid: GridOption = "auto",
@@ -134,7 +135,7 @@ class MarginHead(LinearHead):
 
     def _best_rho(self) -> float | None:
         """By k-fold, where there are enough samples of two classes at least."""
-        if not rho_rule.is_choosable(self.statistics):
+        if not rho_rule.is_choosable(self.statistics) or len(self.samples.folds(5).unique()) < 2:
             return None
         return margin_rho_selection.rho_path(self, None, "kfold", "accuracy", 5).rho
 

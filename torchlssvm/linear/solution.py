@@ -102,6 +102,15 @@ class Solution:
         self._pending.append((rows, y, d, sign, total))
         self.pending += rows.shape[0]
 
+    def pending_cancels(self) -> bool:
+        """True if the pending rows that come are those that go, in the same order, with the same targets and weights."""
+        sides = []
+        for sign in (1, -1):
+            parts = [torch.cat([V, y, d.abs()[:, None]], 1) for V, y, d, s, _ in self._pending if s == sign]
+            sides.append(torch.cat(parts) if parts else None)
+        come, go = sides
+        return come is not None and go is not None and torch.equal(come, go)
+
     # -- P -------------------------------------------------------------------------------------------------------------
 
     def apply_inverse(self, V: Tensor) -> Tensor:

@@ -419,7 +419,8 @@ class MarginClassifier(LinearClassifier):
     others. It holds its samples, as integers on a grid; ``sample_weight`` are therefore integers, numbers of copies.
 
     Args:
-        rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho).
+        rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho). None chooses it by k-fold, again after each ``partial_fit``
+            and ``partial_unfit`` when it is next read; ``alpha_`` is the value in use.
         alphas: None (rho as it is), ``"path"`` (nine values around the scale of the data) or a list of values.
         selection: ``"kfold"`` or ``"loo"``, how ``fit`` chooses among ``alphas``.
         intercept: ``"free"``, ``"penalized"`` (as ``LinearSVC`` has it) or ``"none"``.
@@ -438,7 +439,7 @@ class MarginClassifier(LinearClassifier):
     """
 
     def __init__(
-        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "kfold", intercept: str = "free",
+        self, rho: Any = None, *, alphas: Any = None, selection: str = "kfold", intercept: str = "free",
         class_weight: Any = None, calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
         grid: Any = "auto", device: Any = None,
     ):  # fmt: skip
