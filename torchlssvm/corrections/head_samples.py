@@ -129,9 +129,9 @@ class HeadSamples:
 
     def _change(self, events: Sequence[Event]) -> None:
         """Change the head by events: a linear one jointly, a kernel machine by one event."""
-        change = NetChange()
+        change, empty = NetChange(), self.machine.count == 0
         removes = not self.machine.by_ids and not all(isinstance(event, Add) for event in events)
-        if removes and self.machine.count:
+        if removes and not empty:
             _ = self.head.bias  # earlier removals are judged before, these at once
         for event in events:
             y_new = event.y_old if isinstance(event, Replace) and event.y is None else event.y
@@ -144,9 +144,9 @@ class HeadSamples:
                 return
             if isinstance(event, Add):
                 change.add(event.ids, event.x, y_new)
-                if self.machine.count == 0:  # the first samples decide an automatic grid
+                if empty:  # the first samples decide an automatic grid
                     change.apply(self.machine, self.head.device)
-                    change = NetChange()
+                    change, empty = NetChange(), self.machine.count == 0
             elif isinstance(event, Remove):
                 change.remove(event.ids, event.x, y_new)
             else:
