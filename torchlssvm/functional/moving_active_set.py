@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 MARGIN_TOLERANCE = 1e-11
-"""Samples whose margin is this close to 1 keep their side: both sides give the same scores, to rounding, unless the sample is
-stiff."""
+"""Distance of a margin from 1 within which float64 cannot tell the side: a change that ends there is left to a search."""
 
 LEAST_FREE_SHARE = 1e-8
-"""Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost, and the
-margin is 1, to rounding, whichever side the sample is on."""
+"""Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
 """Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
@@ -47,8 +45,6 @@ class NearSamples(NamedTuple):
         f, y: (c,) scores, and -1 or +1.
         weight: (c,) class weight times copies.
         active: (c,) bool.
-        stiff: (2, c) bool, samples whose side matters though they are on the margin, before and after they change sides: a
-            change that ends there is not decided.
         reach: the least reach of all samples that are not among these.
     """
 
@@ -58,26 +54,7 @@ class NearSamples(NamedTuple):
     y: Tensor
     weight: Tensor
     active: Tensor
-    stiff: Tensor
     reach: float
-
-
-def stiff_samples(g: Tensor, weight: Tensor, active: Tensor, largest: Tensor) -> Tensor:
-    """Samples on the margin whose sides matter (c,) bool. g: (c,), g(i, i); weight, active: (c,); largest: (), g(z, z).
-
-    A sample with the residual r = y - f that changes sides moves the score of z by g(z, i) c r / (1 - c g) if it leaves, with
-    1 + c g if it joins; by the inequality of Cauchy and Schwarz that is at most r c sqrt(g(z, z) g) / (1 -+ c g).
-    """
-    share = weight * g
-    stays = torch.where(active, (1.0 - share).clamp(min=torch.finfo(g.dtype).tiny), 1.0 + share)
-    # 1e-7: largest change of a score that a sample within MARGIN_TOLERANCE may make by being on the wrong side; else it is
-    # stiff
-    return MARGIN_TOLERANCE * weight * (largest * g).sqrt() > 1e-7 * stays
-
-
-def products_after_flip(g: Tensor, weight: Tensor, active: Tensor) -> Tensor:
-    """Products g(i, i) (c,) of samples after each has changed sides. g, weight: (c,); active: (c,) bool, before."""
-    return g / torch.where(active, (1.0 - weight * g).clamp(min=torch.finfo(g.dtype).eps), 1.0 + weight * g)
 
 
 class ActiveSetChange(NamedTuple):
@@ -110,8 +87,6 @@ def solve_change(
     side = change.U @ near.U.mT if side is None else side
     corner = change.U @ change.U.mT
     on = fixed | (change.y * change.f < 1.0)
-    own_g = products_after_flip(corner.diagonal(), change.delta.abs(), fixed)
-    own_stiff = ~fixed & stiff_samples(own_g, change.delta.abs(), ~fixed, near.G.diagonal().amax())
     flipped = torch.zeros_like(near.active)
     # 12: Newton rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line
     # search
@@ -126,11 +101,10 @@ def solve_change(
             return None
         margins = near.y * (near.f + T[:s] @ side + T[s:] @ rows)
         own = change.y * (change.f + (G @ T)[:s])
-        turned = (_sides(margins, near.active ^ flipped) != near.active) & (left > 0)
-        came = torch.where(fixed, on, _sides(own, on))
+        turned = ((margins < 1.0) != near.active) & (left > 0)
+        came = fixed | (own < 1.0)
         if torch.equal(turned, flipped) and torch.equal(came, on):
-            stiff = torch.where(flipped, near.stiff[1], near.stiff[0])
-            if bool((_undecided(margins, stiff) & (left > 0)).any()) or bool(_undecided(own, own_stiff).any()):
+            if bool((_undecided(margins) & (left > 0)).any()) or bool((_undecided(own) & ~fixed).any()):
                 return None
             size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * REACH_ROUNDING_FACTOR
             return ActiveSetStep(T[:s] @ change.U + T[s:] @ near.U[S], size)
@@ -150,9 +124,8 @@ def solve_removals(
     T = change.delta * (change.y - change.f) / pivot
     G = change.U @ near.U.mT  # (B, c)
     margins = torch.addcmul(near.f, G, T[:, None]).mul_(near.y)
-    turned = _sides(margins, near.active) != near.active
+    turned = ((margins < 1.0) != near.active) | _undecided(margins)
     mine = torch.nonzero((place >= 0) & (left <= 0))[:, 0]
-    turned |= _undecided(margins, near.stiff[0])
     turned[mine, place[mine]] = False
     plain = ((pivot > LEAST_ACTIVE_PIVOT) & ~turned.any(1)).tolist()
     sizes = (T.abs() * g.sqrt() * REACH_ROUNDING_FACTOR).tolist()
@@ -169,14 +142,9 @@ def solve_removals(
     return out
 
 
-def _sides(margins: Tensor, now: Tensor) -> Tensor:
-    """True for margins below 1; those on the margin stay as they are."""
-    return torch.where((margins - 1.0).abs() <= MARGIN_TOLERANCE, now, margins < 1.0)
-
-
-def _undecided(margins: Tensor, stiff: Tensor) -> Tensor:
-    """Samples on the margin whose side matters. margins: (..., c); stiff: (c,)."""
-    return stiff & ((margins - 1.0).abs() <= MARGIN_TOLERANCE)
+def _undecided(margins: Tensor) -> Tensor:
+    """True for margins whose side float64 cannot tell."""
+    return (margins - 1.0).abs() <= MARGIN_TOLERANCE
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:

@@ -22,10 +22,8 @@ from torchlssvm.functional.moving_active_set import (
     ActiveSetChange,
     ActiveSetStep,
     NearSamples,
-    products_after_flip,
     solve_change,
     solve_removals,
-    stiff_samples,
 )
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
@@ -64,12 +62,7 @@ class ClassSystem:
         y = solver.signs(k)
         U, weight, active = self.whitened(rows.q[slots]), solver.row_weights()[slots], self.active[slots]
         self.f, self.y = margins * y, y
-        g = g[slots]
-        stiff = torch.stack([
-            stiff_samples(g, weight, active, g.amax()),
-            stiff_samples(products_after_flip(g, weight, active), weight, ~active, g.amax()),
-        ])  # fmt: skip
-        self.near = NearSamples(U, U @ U.mT, self.f[slots], y[slots], weight, active, stiff, least)
+        self.near = NearSamples(U, U @ U.mT, self.f[slots], y[slots], weight, active, least)
         self.place = torch.full((rows.n,), -1, dtype=torch.int64, device=rows.device)
         self.place[slots] = torch.arange(len(slots), device=rows.device)
 
