@@ -24,10 +24,10 @@ X, Y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.ara
 @pytest.mark.parametrize(
     "head",
     [
-        LSSVMHead(6, 3, grid=8.0),
-        LSSVMHead(6, 3, multiclass="ovo"),
-        LSSVMHead(6, 3, normalize="l2", scale="std"),
-        LSSVMHead(6, 3, grid=None),
+        LSSVMHead(6, 3, grid=8.0, rho=1.0),
+        LSSVMHead(6, 3, multiclass="ovo", rho=1.0),
+        LSSVMHead(6, 3, normalize="l2", scale="std", rho=1.0),
+        LSSVMHead(6, 3, grid=None, rho=1.0),
         MarginHead(6, 3),
     ],
 )
@@ -78,9 +78,9 @@ def test_a_classifier_with_its_backbone(tmp_path):
 
 def test_what_is_refused(tmp_path):
     with pytest.raises(NotFittedError):
-        save_pretrained(LSSVMHead(6, 3), tmp_path / "a")
+        save_pretrained(LSSVMHead(6, 3, rho=1.0), tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    head = LSSVMHead(6, 3).add(X, Y)
+    head = LSSVMHead(6, 3, rho=1.0).add(X, Y)
     with pytest.raises(ValueError, match="made of its samples"):
         save_pretrained(KernelLSSVM(RBF(sigma=1.0)), tmp_path / "a")
     with pytest.raises(ValueError, match="3 names"):
@@ -122,9 +122,9 @@ def test_what_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["save_safetensors", "model_card"])
 def test_an_interrupted_save_is_no_model(tmp_path, statistics, name):
     """Neither the files of one save beside those of another, nor the sums of an earlier one."""
-    save_pretrained(LSSVMHead(6, 3, normalize="l2").add(X, Y), tmp_path, statistics=True)
+    save_pretrained(LSSVMHead(6, 3, normalize="l2", rho=1.0).add(X, Y), tmp_path, statistics=True)
     old = (tmp_path / "config.json").read_text()
-    head = LSSVMHead(6, 3).add(X, Y)
+    head = LSSVMHead(6, 3, rho=1.0).add(X, Y)
     for late in (False, True):
         with pytest.raises(KeyboardInterrupt), replaced(hub, name, Failing(KeyboardInterrupt(), late=late)):
             save_pretrained(head, tmp_path, statistics=statistics)
@@ -144,7 +144,7 @@ def test_what_another_process_erased_is_not_in_the_files(tmp_path):
     save_pretrained(clf.head, tmp_path / "hub", store=clf.store, statistics=True)
     features = clf.backbone(X)
     kept = torch.arange(60) % 5 != 1
-    truth = LSSVMHead(5, 3, grid=64.0).add(features[kept].detach(), Y[kept])
+    truth = LSSVMHead(5, 3, grid=64.0, rho=1.0).add(features[kept].detach(), Y[kept])
     assert from_pretrained(tmp_path / "hub", statistics=True).digest() == truth.digest()
     torch.testing.assert_close(from_pretrained(tmp_path / "hub")(features).double(), truth(features), atol=1e-5, rtol=0)
     assert json.loads((tmp_path / "hub" / "config.json").read_text())["erasures"] == 1
@@ -158,7 +158,7 @@ def test_what_another_process_erased_is_not_in_the_files(tmp_path):
 def test_only_its_own_files_are_uploaded(tmp_path):
     """Files that lie beside them stay here, and sums of an earlier version do not stay there."""
     (tmp_path / "secret.txt").write_text("mine")
-    head, files = LSSVMHead(6, 3).add(X, Y), ["config.json", "model.safetensors", "statistics.safetensors", "README.md"]
+    head, files = LSSVMHead(6, 3, rho=1.0).add(X, Y), ["config.json", "model.safetensors", "statistics.safetensors", "README.md"]
     for statistics, gone in ((False, ["statistics.safetensors"]), (True, None)):
         there = MagicMock()
         with patch.dict(sys.modules, {"huggingface_hub": there}):

@@ -49,7 +49,7 @@ class RemovalError(TorchLSSVMError, ValueError):
     """The samples to be removed or relabelled are not held; the state is left as it was before the call.
 
     Raised by the call itself, never by a later read. A head on a grid knows its rows by fingerprint and names the first one
-    that is not held; a store or a kernel machine knows ids and subjects. Where rows are not known (``head.checked`` is False)
+    that is not held; a store or a kernel machine knows ids and subjects. Where rows are not known (``head.unchecked`` says why)
     the error is raised when the remaining sums could not be those of samples.
     """
 

@@ -131,7 +131,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     if isinstance(head, LinearHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
-        with head.locked():  # of one state, whatever other threads do
+        with head._lock:  # of one state, whatever other threads do
             weight, bias = head.weight, head.bias
         linear = _linear(weight, bias, dtype, head.normalize)
         return (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()

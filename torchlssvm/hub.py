@@ -83,7 +83,7 @@ def save_pretrained(
     names = None if class_names is None else check_names(class_names, head.num_classes)
     store = store if store is not None or not isinstance(model, AttachedClassifier) else model.store
     followed = store is not None and store.head is head  # what other processes have erased is erased here too
-    with head.locked():  # weights, sums and number of erasures of one state
+    with head._lock:  # weights, sums and number of erasures of one state
         position = store.head_position if store is not None and followed else None
         frozen = freeze(head)  # NotFittedError without samples
         state = head.state_dict() if statistics else {}

@@ -14,6 +14,7 @@ from torchlssvm import LSSVMHead
 from torchlssvm.analysis.cross_validation import error_rate
 from torchlssvm.features import RandomReLU
 from torchlssvm.functional.calibration import expected_calibration_error
+from torchlssvm.linear.diagnostics.uncertainty import leverage
 
 digits = load_digits()
 phi = RandomReLU(64, 300)(torch.from_numpy(digits.data).float() / 16)
@@ -94,5 +95,6 @@ print("and again:       ", head.calibration is not None)
 
 noise = 5 * torch.randn(100, 300)
 for name, inputs in (("test digits", test_x), ("noise", noise)):
-    leverage = head.leverage(inputs, relative=True).median()
-    print(f"{name}: median relative leverage {leverage:.2f}")
+    print(
+        f"{name}: median relative leverage {leverage(head, inputs, relative=True).median():.2f}"
+    )

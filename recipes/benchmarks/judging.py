@@ -83,9 +83,9 @@ def main() -> None:
 def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats: int, fit: float) -> None:
     """100 values of rho and one, once the eigenvectors are there."""
     part, samples, main = (
-        problems(head.view())[0],
-        check_all(head.view(), x, y, None),
-        problems(head.view())[0].spectrum(None),
+        problems(head._view())[0],
+        check_all(head._view(), x, y, None),
+        problems(head._view())[0].spectrum(None),
     )
     start = time.perf_counter()
     part.spectrum(None)

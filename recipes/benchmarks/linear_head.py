@@ -179,7 +179,7 @@ def crossover(rounds: int) -> None:
                 head = LSSVMHead(J, 10).add(x, y)
                 head.digest()
                 again.append(seconds(head.refresh))
-                solution = head.solver.solution
+                solution = head._solver.solution
                 rows = x[:L].double() / head.rho**0.5
                 target = torch.full((L, 10), -1.0, dtype=torch.float64).scatter_(1, y[:L, None], 1.0)
                 solution.append(rows, target, torch.full((L,), -1.0, dtype=torch.float64), -1, -float(L))

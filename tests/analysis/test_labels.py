@@ -33,7 +33,7 @@ def digits():
 def test_ranking_is_at_least_that_of_self_confidence(digits) -> None:
     """cleanlab's default score is the out-of-fold probability of the given label; here of 5-fold logistic regression."""
     x, truth, given = digits
-    head = LSSVMHead(64, 10, grid=GRID).add(x, given)
+    head = LSSVMHead(64, 10, grid=GRID, rho=1.0).add(x, given)
     head.select_rho()
     found = find_label_errors(head, x, given)
     wrong = (given != truth).numpy()
@@ -73,7 +73,7 @@ def test_one_against_one_ranks_by_the_worst_pair(digits) -> None:
 def test_what_is_returned(digits) -> None:
     x, _, given = digits
     x, given = x[:300], given[:300]
-    head = LSSVMHead(64, 10, grid=GRID).add(x, given)
+    head = LSSVMHead(64, 10, grid=GRID, rho=1.0).add(x, given)
     found = find_label_errors(head, x, given, ids=[f"s{i}" for i in range(300)])
     assert isinstance(found.pred_probs, np.ndarray)
     assert found.pred_probs.shape == (300, 10)
@@ -92,11 +92,11 @@ def test_what_is_returned(digits) -> None:
 
 def test_from_a_store_and_back(digits, tmp_path) -> None:
     x, _, given = digits
-    with SampleStore(tmp_path / "s", head=LSSVMHead(64, 10, grid=GRID)) as store:
+    with SampleStore(tmp_path / "s", head=LSSVMHead(64, 10, grid=GRID, rho=1.0)) as store:
         for a in range(0, 600, 200):  # several batches
             store.apply(Add(ids=range(a, a + 200), x=x[a : a + 200], y=given[a : a + 200]))
         found = store.label_errors()
-        direct = find_label_errors(LSSVMHead(64, 10, grid=GRID).add(x[:600], given[:600]), x[:600], given[:600])
+        direct = find_label_errors(LSSVMHead(64, 10, grid=GRID, rho=1.0).add(x[:600], given[:600]), x[:600], given[:600])
         assert torch.allclose(found.scores, direct.scores, rtol=0, atol=1e-10)
         store.apply(found.events(5))
         again = store.label_errors()
@@ -123,9 +123,9 @@ def test_weights_count_samples_several_times():
     x, y = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
     weight = torch.ones(30)
     weight[7] = 3
-    head = LSSVMHead(4, 3, grid=FixedPoint(8.0)).add(x, y, weight)
+    head = LSSVMHead(4, 3, grid=FixedPoint(8.0), rho=1.0).add(x, y, weight)
     keep = torch.arange(30) != 7
-    without = LSSVMHead(4, 3, grid=FixedPoint(8.0)).add(x[keep], y[keep])
+    without = LSSVMHead(4, 3, grid=FixedPoint(8.0), rho=1.0).add(x[keep], y[keep])
     found = find_label_errors(head, x, y, weight=weight)
     scores = without(head.grid.snap(x[7:8]))[0]
     others = torch.cat([scores[:1], scores[2:]])

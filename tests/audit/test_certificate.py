@@ -265,9 +265,9 @@ def test_a_head_that_still_serves_old_weights_fails(store: SampleStore) -> None:
     certificate = store.certificate("more", key=KEY)
     head = store.head
     assert verify(certificate, head=head, public_key=PUBLIC, opening=store.opening())
-    solution = head.solver.solution
+    solution = head._solver.solution
     solution.w = solution.w * (old / head.w)
-    head.version += 1
+    head._state_version += 1
     with pytest.raises(VerificationError, match="serves other weights"):
         verify(certificate, head=head, public_key=PUBLIC, opening=store.opening())
 

@@ -101,18 +101,18 @@ def test_a_flipped_bit_of_the_weights_is_found_beyond_the_tolerance(tmp_path: Pa
     rng, found = random.Random(0), 0
     with SampleStore(folder) as store:
         head = store.head
-        solution, right = head.solver.solution, head.w.clone()
+        solution, right = head._solver.solution, head.w.clone()
         for _ in range(places):
             i, k, bit = rng.randrange(J), rng.randrange(K), rng.randrange(64)
             (whole,) = struct.unpack("<Q", struct.pack("<d", float(right[i, k])))
             (value,) = struct.unpack("<d", struct.pack("<Q", whole ^ (1 << bit)))
             wrong = right.clone()
             wrong[i, k] = value
-            solution.w, head.version = wrong, head.version + 1
+            solution.w, head._state_version = wrong, head._state_version + 1
             off = float((wrong - right).abs().max() / right.abs().max())
             if not WEIGHT_TOLERANCE / 2 < off < WEIGHT_TOLERANCE * 2:
                 assert fails(store, certificate) == (not off < WEIGHT_TOLERANCE), (i, k, bit)
                 found += off > WEIGHT_TOLERANCE
-            solution.w, head.version = right.clone(), head.version + 1
+            solution.w, head._state_version = right.clone(), head._state_version + 1
         assert found > places / 4
         assert not fails(store, certificate)

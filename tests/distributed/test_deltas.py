@@ -178,11 +178,11 @@ def test_files_hold_sums_only_and_damage_is_found(tmp_path):
 def test_differences_are_named():
     delta = Delta.like(head(), fingerprint="mine").add(X[:9], Y[:9])
     others = {
-        "in_features": LSSVMHead(J + 1, K, grid=GRID, per_class=True),
-        "num_classes": LSSVMHead(J, K + 1, grid=GRID, per_class=True),
-        "per_class": LSSVMHead(J, K, grid=GRID),
-        "grid": LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True),
-        "needs a grid": LSSVMHead(J, K, grid=None, per_class=True),
+        "in_features": LSSVMHead(J + 1, K, grid=GRID, per_class=True, rho=1.0),
+        "num_classes": LSSVMHead(J, K + 1, grid=GRID, per_class=True, rho=1.0),
+        "per_class": LSSVMHead(J, K, grid=GRID, rho=1.0),
+        "grid": LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True, rho=1.0),
+        "needs a grid": LSSVMHead(J, K, grid=None, per_class=True, rho=1.0),
         "LSSVMHead": torch.nn.Linear(2, 2),
     }
     for text, other in others.items():
@@ -211,9 +211,11 @@ def test_few_samples_are_not_written(tmp_path):
     back = Delta.like(head()).add(X[:30], Y[:30]).remove(X[:27], Y[:27])  # added and removed: one a class is left
     assert back.least_samples == 1
     assert Delta.like(head()).least_samples is None
-    totals = Delta.like(LSSVMHead(J, K, grid=GRID)).add(X[:30], Y[:30]).add(X[:1], Y[:1]).remove(X[1:2], Y[1:2])
+    totals = (
+        Delta.like(LSSVMHead(J, K, grid=GRID, rho=1.0)).add(X[:30], Y[:30]).add(X[:1], Y[:1]).remove(X[1:2], Y[1:2])
+    )
     assert totals.least_samples == 9
-    relabelled = Delta.like(LSSVMHead(J, K, grid=GRID)).remove(X[:1], Y[:1]).add(X[:1], Y[1:2])
+    relabelled = Delta.like(LSSVMHead(J, K, grid=GRID, rho=1.0)).remove(X[:1], Y[:1]).add(X[:1], Y[1:2])
     assert relabelled.least_samples == 1  # its class sums are the sample itself
     with pytest.raises(ValueError, match="min_samples must be an int"):
         enough.save(tmp_path / "f.pt", min_samples=-1)
@@ -237,11 +239,11 @@ def test_discard_goes_back_to_what_was_agreed():
     before, w = h.digest(), h.w.clone()
     h.add(X[100:140], Y[100:140]).remove(X[:3], Y[:3])
     merge(h, Delta.like(h).add(X[150:160], Y[150:160]))
-    ids = set(h.pending.merged)
+    ids = set(h._pending.merged)
     assert discard(h).digest() == before
     assert torch.equal(h.w, w)
     assert ids
-    assert not h.pending.merged  # what was dropped may come again
+    assert not h._pending.merged  # what was dropped may come again
 
 
 def test_emptied_by_a_delta():
@@ -249,7 +251,7 @@ def test_emptied_by_a_delta():
     merge(h, Delta.like(h).remove(X[:6], Y[:6]))
     assert h.n == 0
     assert h.digest() == head().digest()
-    assert h.pending.statistics.n == -6
+    assert h._pending.statistics.n == -6
     assert discard(h).digest() == batch(range(6)).digest()
 
 
@@ -316,10 +318,10 @@ def test_changes_after_a_take_stay_pending(tmp_path):
     first = Delta.take(node)
     node.remove(X[52:55], Y[52:55]).remove(X[:3], Y[:3]).add(X[60:61], Y[60:61])
     first.save(tmp_path / "first.pt")
-    assert node.pending.statistics.n == -5
+    assert node._pending.statistics.n == -5
     second = Delta.take(node)
     second.save(tmp_path / "second.pt")
-    assert node.pending.statistics.empty
+    assert node._pending.statistics.empty
     merge(master, Delta.load(tmp_path / "second.pt"), Delta.load(tmp_path / "first.pt"))
     assert master.digest() == node.digest()
 

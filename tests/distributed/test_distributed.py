@@ -63,7 +63,7 @@ def groups():
 
 
 def state(h):
-    pending = h.pending.sums(h.statistics).copy()
+    pending = h._pending.sums(h.statistics).copy()
     pending.canonicalize()
     return h.digest(), pending.digest(), *status(h)
 
@@ -169,8 +169,8 @@ def differences_are_one_error_everywhere(rank, world):
     """Whatever differs on one rank: the same error on all, before anything is summed."""
     odd = rank == world - 1
     cases = {
-        "num_classes": lambda: (LSSVMHead(J, K + odd, grid=GRID), {}),
-        "in_features": lambda: (LSSVMHead(J + odd, K, grid=GRID), {}),
+        "num_classes": lambda: (LSSVMHead(J, K + odd, grid=GRID, rho=1.0), {}),
+        "in_features": lambda: (LSSVMHead(J + odd, K, grid=GRID, rho=1.0), {}),
         "grid": lambda: (head(grid=FixedPoint(16.0 if odd else 8.0)), {}),
         "per_class": lambda: (head(per_class=odd), {}),
         "folds": lambda: (head(folds=2 * odd), {}),
@@ -192,7 +192,7 @@ def differences_are_one_error_everywhere(rank, world):
             *ranks.caught(lambda h=h, options=options: sync(h, **options)),
             before == (state(h) if keeps else None),
         )
-    h = LSSVMHead(J, K).add(X[:9] * (50.0 if odd else 1.0), Y[:9])  # grids chosen from the data
+    h = LSSVMHead(J, K, rho=1.0).add(X[:9] * (50.0 if odd else 1.0), Y[:9])  # grids chosen from the data
     out["auto grids"] = (*ranks.caught(lambda: sync(h)), True)
     values = torch.randn(4, K)
     h = head().add(X[:4], values if odd else Y[:4])
@@ -430,7 +430,7 @@ def copies_are_not_counted_again(rank, world):
     resumed.load_state_dict(loaded.state_dict())
     sync(resumed)
     resumed_right = resumed.digest() == batch([*range(40), *range(50, 50 + world), *range(60, 60 + world)]).digest()
-    return (*first, right, resumed_right, resumed.pending.epoch)
+    return (*first, right, resumed_right, resumed._pending.epoch)
 
 
 def star(rank, world):
@@ -522,7 +522,7 @@ def classes_may_change(rank, world):
     sync(h)
     index = [i for i in range(world * 9) if Y[i] != 0]
     truth = (
-        LSSVMHead(J, K + 1, grid=GRID, **FORMS["weighted"])
+        LSSVMHead(J, K + 1, grid=GRID, **({"rho": 1.0} | FORMS["weighted"]))
         .add(X[index], Y[index])
         .add(X[100 : 100 + world], torch.full((world,), K))
     )
@@ -557,7 +557,7 @@ def empty_again(rank, world):
 
 
 def sums_that_would_overflow(rank, world):
-    h = LSSVMHead(1, 2, grid=FixedPoint(1.0, bits=26)).add(
+    h = LSSVMHead(1, 2, grid=FixedPoint(1.0, bits=26), rho=1.0).add(
         torch.ones(1, 1), torch.tensor([0]), weight=torch.tensor([2**9])
     )
     error = ranks.caught(lambda: sync(h))

@@ -23,7 +23,7 @@ WAIT_SECONDS = 0.3
 
 
 def head() -> LSSVMHead:
-    return LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True)
+    return LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True, rho=1.0)
 
 
 @pytest.fixture

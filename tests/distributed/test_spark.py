@@ -34,7 +34,7 @@ def context():
 
 def ranked(rank, world):
     """The same samples by torch.distributed."""
-    head = LSSVMHead(J, K, grid=GRID, class_weight="balanced")
+    head = LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0)
     return sync(head.add(X[rank::world], Y[rank::world])).digest()
 
 
@@ -45,13 +45,13 @@ def test_spark_gives_the_same_digest(context):
     from torchlssvm.spark import statistics_from
 
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, per_class=True)
-    head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
-    assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced").add(X, Y).digest()
+    head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0), Delta(stats))
+    assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0).add(X, Y).digest()
     with pytest.raises(ValueError, match="got a null"):
         statistics_from(context.parallelize([*ROWS[:9], (None, 0)], 3), J, K, grid=GRID)
     ready = {"normalize": "l2", "scale": "std"}
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, **ready)
-    assert stats.digest() == LSSVMHead(J, K, grid=GRID, **ready).add(X, Y).digest()
+    assert stats.digest() == LSSVMHead(J, K, grid=GRID, **({"rho": 1.0} | ready)).add(X, Y).digest()
 
 
 BAD = {
@@ -89,7 +89,7 @@ def test_spark_and_torch_distributed(context):
     from torchlssvm.spark import statistics_from
 
     stats = statistics_from(context.parallelize(ROWS, 7), J, K, grid=GRID, per_class=True)
-    head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
+    head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0), Delta(stats))
     assert ranks.run(2, [ranked])["ranked"] == [head.digest()] * 2
     blocks = [(X[a : a + 300].numpy().astype(np.float32), Y[a : a + 300].numpy()) for a in range(0, 2500, 300)]
     total = statistics_from(context.parallelize(blocks, 3), J, K, grid=GRID)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.dense import relative
-from torchlssvm import LSSVMHead
+from torchlssvm import CompactLSSVMHead, LSSVMHead
 from torchlssvm.functional import theorem1
 
 RHO, J, N = 0.7, 64, 200
@@ -19,13 +19,14 @@ def trained(Phi, y):
     return Phi @ inner @ y, Phi @ inner @ Phi.T
 
 
-@pytest.fixture(params=[True, False], ids=["statistics", "compact"])
+@pytest.fixture(params=[LSSVMHead, CompactLSSVMHead])
 def heads(request):
     """Samples, signs, and a head without intercept that has seen them: column 1 of w is the paper's w for y = -1/+1."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, J, generator=generator, dtype=torch.float64)
     label = torch.randint(2, (N,), generator=generator)
-    head = LSSVMHead(J, 2, rho=RHO, intercept="none", grid=None, statistics=request.param).add(x, label)
+    options = {"grid": None} if request.param is LSSVMHead else {}
+    head = request.param(J, 2, rho=RHO, intercept="none", **options).add(x, label)
     _ = head.w
     return x, label, 2.0 * label - 1.0, head
 

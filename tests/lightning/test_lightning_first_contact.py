@@ -173,4 +173,4 @@ def test_rho_is_chosen_from_all_samples(tmp_path):
     fixed = module(rho=2.0)
     quiet(tmp_path).fit(fixed, loader())
     assert fixed.head.rho == 2.0
-    assert LSSVMModule("identity", K, in_features=J, grid=FixedPoint(8.0)).head.data_choices.rho_rule == "gcv"
+    assert LSSVMModule("identity", K, in_features=J, grid=FixedPoint(8.0)).head._choices.rho_rule == "gcv"

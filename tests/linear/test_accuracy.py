@@ -139,7 +139,7 @@ def test_paths_agree(J, n, intercept):
     """Theorem 1, the dual form and a solve give the same answer, for n < J, L > J and in between."""
     generator = torch.Generator().manual_seed(J + n)
     x, y = torch.randn(n, J, generator=generator), torch.arange(n) % 2
-    head = LSSVMHead(J, 2, intercept=intercept, grid=FixedPoint(8.0)).add(x, y)
+    head = LSSVMHead(J, 2, intercept=intercept, grid=FixedPoint(8.0), rho=1.0).add(x, y)
     w, b = ridge(FixedPoint(8.0).snap(x), code(y, 2), 1.0, intercept)
     assert relative(head.w, w) < 1e-10
     assert float((head.b - b).abs().max()) < 1e-10

@@ -78,16 +78,16 @@ def test_without_noise_nothing_is_lost() -> None:
 
 def test_the_head_is_marked_and_stays_marked() -> None:
     x, y = data()
-    head = LSSVMHead(6, 3).add(x, y)
+    head = LSSVMHead(6, 3, rho=1.0).add(x, y)
     assert head.uncertifiable is None
     head.remove_approximate(x[:1] + 1e-4, y[:1])
     assert "remove_approximate" in (head.uncertifiable or "")
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    loaded = LSSVMHead(6, 3)
+    loaded = LSSVMHead(6, 3, rho=1.0)
     loaded.load_state_dict(torch.load(file, weights_only=True))
-    merged = LSSVMHead(6, 3, grid=head.grid).add(x, y)
+    merged = LSSVMHead(6, 3, grid=head.grid, rho=1.0).add(x, y)
     assert merged.uncertifiable is None
     for other in (loaded, copy.deepcopy(head), merged.merge(head)):
         assert other.uncertifiable == head.uncertifiable
@@ -97,7 +97,7 @@ def test_a_marked_head_does_not_verify() -> None:
     from torchlssvm.audit.certificate import Certificate
 
     x, y = data()
-    head = LSSVMHead(6, 3).add(x, y)
+    head = LSSVMHead(6, 3, rho=1.0).add(x, y)
     head.remove_approximate(x[:1] + 1e-4, y[:1])
     event = {
         "event_id": "e",
@@ -129,7 +129,7 @@ def test_features_that_are_always_zero() -> None:
     """Noise on them makes a sum of squares negative; the system stays positive definite, and later changes work."""
     x, y = data()
     x[:, 2] = 0
-    head, truth = (LSSVMHead(6, 3, grid=FixedPoint(16.0)).add(x, y) for _ in range(2))
+    head, truth = (LSSVMHead(6, 3, grid=FixedPoint(16.0), rho=1.0).add(x, y) for _ in range(2))
     account = head.remove_approximate(x[:2] + 0.01, y[:2])
     truth.remove(x[:2], y[:2])
     assert (head.w - truth.w).norm() <= account.bound(0.01 * 6**0.5) + 1e-6
@@ -140,16 +140,16 @@ def test_features_that_are_always_zero() -> None:
 
 def test_an_emptied_head_is_as_new() -> None:
     x, y = data()
-    head = LSSVMHead(6, 3, grid=FixedPoint(16.0)).add(x, y)
+    head = LSSVMHead(6, 3, grid=FixedPoint(16.0), rho=1.0).add(x, y)
     head.remove_approximate(x[:1] + 0.001, y[:1])
     head.remove(x[1:], y[1:])
     assert (head.n, head.uncertifiable) == (0, None)
-    assert head.digest() == LSSVMHead(6, 3, grid=FixedPoint(16.0)).digest()
+    assert head.digest() == LSSVMHead(6, 3, grid=FixedPoint(16.0), rho=1.0).digest()
 
 
 def test_refusals_leave_the_state() -> None:
     x, y = data()
-    head = LSSVMHead(6, 3).add(x, y)
+    head = LSSVMHead(6, 3, rho=1.0).add(x, y)
     digest = head.digest()
     with pytest.raises(RemovalError):
         head.remove_approximate(100 + x[:1], y[:1])
@@ -157,4 +157,4 @@ def test_refusals_leave_the_state() -> None:
         head.remove_approximate(x[:1], torch.tensor([7]))
     assert (head.digest(), head.uncertifiable) == (digest, None)
     with pytest.raises(ValueError, match="ovr"):
-        LSSVMHead(6, 3, multiclass="ovo").add(x, y).remove_approximate(x[:1], y[:1])
+        LSSVMHead(6, 3, multiclass="ovo", rho=1.0).add(x, y).remove_approximate(x[:1], y[:1])

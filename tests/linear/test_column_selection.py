@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tests.conftest import code, solve_dense
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm.linear.column_selection import restrict, select
 
 N, J, K = 80, 30, 3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -41,8 +42,8 @@ def deviations(z: Tensor, scale: str | None) -> Tensor:
 def test_restricted_is_trained_on_those_columns(options):
     ids = list(range(N)) if options.get("folds") else None
     options = {"grid": GRID, "rho": 0.7} | options
-    head = LSSVMHead(J, K, **options).add(X, Y, ids=ids)
-    part = head.restrict(COLUMNS)
+    head = LSSVMHead(J, K, **({"rho": 1.0} | options)).add(X, Y, ids=ids)
+    part = restrict(head, COLUMNS)
     z = normalized(options.get("normalize"))[:, COLUMNS]
     z = z if options["grid"] is None else GRID.snap(z)
     rest = {name: options[name] for name in ("rho", "intercept", "class_weight", "multiclass") if name in options}
@@ -54,7 +55,7 @@ def test_restricted_is_trained_on_those_columns(options):
     assert torch.allclose(part.w, dense(0), rtol=1e-9, atol=1e-12)
     rows = z if options.get("normalize") == "l2" else X[:, COLUMNS]  # of all columns only their length was known
     if options.get("normalize") != "l2" and options["grid"] is not None:
-        fresh = LSSVMHead(len(COLUMNS), K, **options).add(rows, Y, ids=ids)
+        fresh = LSSVMHead(len(COLUMNS), K, **({"rho": 1.0} | options)).add(rows, Y, ids=ids)
         assert part.digest() == fresh.digest()
     few = None if ids is None else ids[:7]
     assert torch.allclose(part.remove(rows[:7], Y[:7], ids=few).w, dense(7), rtol=1e-9, atol=1e-12)
@@ -63,28 +64,28 @@ def test_restricted_is_trained_on_those_columns(options):
 
 
 def test_forms_of_columns_and_bad_ones():
-    head = LSSVMHead(J, K, grid=GRID, normalize="l2").add(X, Y)
+    head = LSSVMHead(J, K, grid=GRID, normalize="l2", rho=1.0).add(X, Y)
     mask = torch.zeros(J, dtype=torch.bool)
     mask[2:5] = True
-    assert head.restrict(slice(2, 5)).digest() == head.restrict(mask).digest() == head.restrict([2, 3, 4]).digest()
-    assert head.restrict(range(J)).digest() == head.digest()  # all columns: the row's length is theirs
+    assert restrict(head, slice(2, 5)).digest() == restrict(head, mask).digest() == restrict(head, [2, 3, 4]).digest()
+    assert restrict(head, range(J)).digest() == head.digest()  # all columns: the row's length is theirs
     for bad, text in (
         ([], "one or more"), ([0, 0], "twice"), ([0, J], "outside"), ([-1], "outside"), ([0.5], "integers"), (mask[:4], "mask"),
         ("ab", "columns"), (None, "columns"), ([[1, 2]], "integers"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
-            head.restrict(bad)
-    assert LSSVMHead(J, K, normalize="sqrt").restrict([1, 2]).add(X[:, 1:3], Y).n == N
+            restrict(head, bad)
+    assert restrict(LSSVMHead(J, K, normalize="sqrt", rho=1.0), [1, 2]).add(X[:, 1:3], Y).n == N
 
 
 @pytest.mark.parametrize("normalize", [None, "l2"])
 @pytest.mark.parametrize("method", ["gcv", "loo"])
 def test_select_finds_what_dense_solutions_find(method, normalize):
-    head = LSSVMHead(J, K, grid=GRID, normalize=normalize).add(X, Y)
+    head = LSSVMHead(J, K, grid=GRID, normalize=normalize, rho=1.0).add(X, Y)
     layers = {"first": slice(0, 10), "second": slice(10, 20), "third": slice(20, 30), "all": None}
     rhos = [0.01, 0.1, 1.0, 10.0, 100.0]
     samples = {"x": X, "y": Y} if method == "loo" else {}
-    found = head.select(layers, rhos, (None, "std"), method, **samples)
+    found = select(head, layers, rhos, (None, "std"), method, **samples)
     assert len(found.candidates) == 8
     z = head.grid.snap(normalized(normalize))
     for c in found.candidates:
@@ -111,13 +112,13 @@ def test_select_finds_what_dense_solutions_find(method, normalize):
 
 
 def test_select_refuses_what_it_cannot_judge():
-    head = LSSVMHead(J, K, grid=GRID)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0)
     with pytest.raises(NotFittedError):
-        head.select()
+        select(head)
     head.add(X, Y)
     for options, text in (
         ({"columns": [0, 1]}, "list of candidates"), ({"columns": []}, "empty"), ({"columns": 3}, "list of candidates"),
         ({"scale": ()}, "empty"), ({"scale": "max"}, "scale"), ({"method": "loo"}, "needs the samples"), ({"rho": [-1.0]}, "rhos"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
-            head.select(**options)
+            select(head, **options)

@@ -32,7 +32,7 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(8, 8)
-        self.head = LSSVMHead(8, 3, grid=GRID)
+        self.head = LSSVMHead(8, 3, grid=GRID, rho=1.0)
 
     def forward(self, x):
         return self.layer(x).sum() + 0 * self.head(x).sum()
@@ -51,7 +51,7 @@ def rank_main(rank, world, store, results):
     after = network.head(x)
     held = network.head.n, network.head.digest() == digest, torch.equal(after, scores)
     network.head.remove(x[mine][:5], y[mine][:5])
-    fresh = LSSVMHead(8, 3, grid=GRID).add(x[mine][5:], y[mine][5:])
+    fresh = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x[mine][5:], y[mine][5:])
     results[rank] = (
         *held,
         network.head.digest() == fresh.digest(),
@@ -69,11 +69,10 @@ def test_ddp_buffer_broadcast_is_harmless(tmp_path):
         assert results[1] == (20, True, True, True, True)
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-def test_overwritten_buffers_change_nothing(statistics):
+def test_overwritten_buffers_change_nothing():
     """What DDP does, in one process: buffers are copies, and are published again."""
     x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID, statistics=statistics).add(x, y)
+    head = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y)
     w, scores = head.w.clone(), head(x).clone()
     for buffer in head.buffers():
         buffer.fill_(7.0)
@@ -90,7 +89,7 @@ def test_overwritten_buffers_change_nothing(statistics):
 
 def test_autocast_changes_no_bit():
     x, y = samples()
-    plain, cast = LSSVMHead(8, 3, grid=GRID).add(x, y), LSSVMHead(8, 3, grid=GRID)
+    plain, cast = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y), LSSVMHead(8, 3, grid=GRID, rho=1.0)
     with torch.autocast("cpu", torch.bfloat16):
         cast.add(x, y)
         scores = cast(x)
@@ -102,21 +101,21 @@ def test_autocast_changes_no_bit():
 
 def test_inference_mode_then_normal():
     x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID)
+    head = LSSVMHead(8, 3, grid=GRID, rho=1.0)
     with torch.inference_mode():
         head.add(x[:50].clone(), y[:50].clone())
         head(x)
         head.remove(x[:3], y[:3])
         _ = head.C
     head.add(x[50:], y[50:]).remove(x[3:5], y[3:5])
-    fresh = LSSVMHead(8, 3, grid=GRID).add(x[5:], y[5:])
+    fresh = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x[5:], y[5:])
     assert head.digest() == fresh.digest()
     assert torch.allclose(head.w, fresh.w, atol=1e-12)
 
 
 def test_gradients_reach_the_input_but_not_the_head():
     x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID).add(x.requires_grad_(), y)
+    head = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x.requires_grad_(), y)
     z = torch.randn(5, 8, requires_grad=True)
     head(z)[:, 1].sum().backward()
     assert torch.allclose(z.grad.double(), head.w[:, 1].expand(5, 8), atol=1e-6)
@@ -140,21 +139,28 @@ def test_the_same_values_in_any_form(change):
     x, y = samples()
     x = x.half().float()
     assert (
-        LSSVMHead(8, 3, grid=GRID).add(change(x), y.numpy()).digest() == LSSVMHead(8, 3, grid=GRID).add(x, y).digest()
+        LSSVMHead(8, 3, grid=GRID, rho=1.0).add(change(x), y.numpy()).digest()
+        == LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y).digest()
     )
-    assert LSSVMHead(8, 3, grid=GRID).add(x.half(), y.int()).digest() == LSSVMHead(8, 3, grid=GRID).add(x, y).digest()
+    assert (
+        LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x.half(), y.int()).digest()
+        == LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y).digest()
+    )
 
 
 def test_integer_features():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (60, 8), dtype=np.uint8))
     y = torch.arange(60) % 3
     grid = FixedPoint(256.0)
-    assert LSSVMHead(8, 3, grid=grid).add(x, y).digest() == LSSVMHead(8, 3, grid=grid).add(x.float(), y).digest()
+    assert (
+        LSSVMHead(8, 3, grid=grid, rho=1.0).add(x, y).digest()
+        == LSSVMHead(8, 3, grid=grid, rho=1.0).add(x.float(), y).digest()
+    )
 
 
 def test_in_a_sequential():
     x, y = samples()
-    network = nn.Sequential(nn.ReLU(), LSSVMHead(8, 3, grid=GRID))
+    network = nn.Sequential(nn.ReLU(), LSSVMHead(8, 3, grid=GRID, rho=1.0))
     network[1].add(network[0](x), y)
     assert network(x).shape == (60, 3)
     assert {"1.w", "1.b", "1.C"} <= set(dict(network.named_buffers()))
@@ -183,7 +189,7 @@ def numbers() -> tuple[Tensor, Tensor]:
 
 
 def make(form: str) -> LSSVMHead:
-    return LSSVMHead(J, K, **FORMS[form])
+    return LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form]))
 
 
 def learn(form: str) -> LSSVMHead:
@@ -533,7 +539,7 @@ def test_targets_are_neither_written_to_nor_kept() -> None:
     for options in ({"grid": GRID}, {"grid": None}):
         heads = []
         for spoil in (False, True):
-            head = LSSVMHead(J, K, **options).add(x[:N], y[:N])
+            head = LSSVMHead(J, K, **({"rho": 1.0} | options)).add(x[:N], y[:N])
             _ = head.w
             more, targets = x[N:].clone(), y[N:].clone()
             head.add(more, targets)
@@ -583,7 +589,7 @@ def test_labels_may_be_any_integers(dtype: torch.dtype) -> None:
 
 def test_two_classes_may_be_truth_values() -> None:
     x, y = numbers()
-    heads = [LSSVMHead(J, 2, grid=GRID).add(x, labels) for labels in (y > 0, (y > 0).long())]
+    heads = [LSSVMHead(J, 2, grid=GRID, rho=1.0).add(x, labels) for labels in (y > 0, (y > 0).long())]
     assert heads[0].digest() == heads[1].digest()
 
 
@@ -652,8 +658,8 @@ def test_python_numbers_keep_all_their_digits() -> None:
     """A list is float64, as numpy's would be: what came as one can be removed as the other."""
     x = [[0.1, 1 / 3], [2 / 3, 0.7]]
     for options in ({"grid": None}, {"grid": FixedPoint(1.0, bits=26)}):
-        head = LSSVMHead(2, 2, **options).add(x, [0, 1], weight=[3, 2])
-        other = LSSVMHead(2, 2, **options).add(np.array(x), np.array([0, 1]), weight=np.array([3, 2]))
+        head = LSSVMHead(2, 2, **({"rho": 1.0} | options)).add(x, [0, 1], weight=[3, 2])
+        other = LSSVMHead(2, 2, **({"rho": 1.0} | options)).add(np.array(x), np.array([0, 1]), weight=np.array([3, 2]))
         assert torch.equal(head.w, other.w)
         assert head.remove(np.array(x), [0, 1], weight=[3, 2]).n == 0
 

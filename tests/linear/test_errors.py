@@ -50,7 +50,7 @@ def data(kind: str = "labels") -> Data:
 def twins(options: dict[str, Any], kind: str = "labels") -> tuple[LSSVMHead, LSSVMHead, Data]:
     """Two heads that hold the first N samples, and the samples: weights were read, then a few samples came in."""
     samples = data(kind)
-    pair = [LSSVMHead(J, K, **options) for _ in range(2)]
+    pair = [LSSVMHead(J, K, **({"rho": 1.0} | options)) for _ in range(2)]
     for head in pair:
         head.add(samples.x[: N - 3], samples.y[: N - 3])
         _ = head.w
@@ -278,7 +278,7 @@ def test_bad_samples(bad: str, form: str, dense: Callable[..., Any]) -> None:
 def test_first_batch_may_be_bad(form: str, dense: Callable[..., Any]) -> None:
     """A refused first batch decides nothing: neither a grid, nor labels against targets."""
     options, samples = FORMS[form], data()
-    head = LSSVMHead(J, K, **options)
+    head = LSSVMHead(J, K, **({"rho": 1.0} | options))
     for bad in ("NaN in x", "label too large", "negative weight", "x too wide", "weight elsewhere"):
         part, spoil, error, words, *_ = BAD[bad]
         x, y = 1000 * samples.x[:3] if form == "auto" else samples.x[:3], samples.y[:3]
@@ -293,7 +293,7 @@ def test_first_batch_may_be_bad(form: str, dense: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("form", GRIDDED)
 def test_the_limit_itself_is_on_the_grid(form: str) -> None:
     x = torch.full((2, J), 8.0)
-    assert LSSVMHead(J, K, **FORMS[form]).add(x, [0, 1]).remove(-x + 16.0, [0, 1]).n == 0
+    assert LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])).add(x, [0, 1]).remove(-x + 16.0, [0, 1]).n == 0
 
 
 def test_outliers_are_no_error_for_the_automatic_grid() -> None:
@@ -319,7 +319,7 @@ def test_update_of_an_empty_head_decides_once() -> None:
     """Labels in one half and targets in the other do not mix, even while nothing is decided yet."""
     samples = data()
     for options in ({}, {"grid": None}):
-        head = LSSVMHead(J, K, **options)
+        head = LSSVMHead(J, K, **({"rho": 1.0} | options))
         mixed = {"add": (samples.x[:3], samples.y[:3]), "remove": (samples.x[:3], torch.zeros(3, K))}
         refused(lambda head=head, mixed=mixed: head.update(**mixed), ValueError, "labels", "values")
         assert head.add(samples.x[:3], torch.zeros(3, K)).n == 3
@@ -338,7 +338,7 @@ def test_update_of_an_empty_head_decides_once() -> None:
 @pytest.mark.parametrize("call", ["add", "remove", "relabel"])
 def test_folds_need_ids(call: str, ids: Any, words: tuple[str, ...]) -> None:
     samples = data()
-    head, twin = (LSSVMHead(J, K, folds=2).add(samples.x[:9], samples.y[:9], ids=range(9)) for _ in range(2))
+    head, twin = (LSSVMHead(J, K, folds=2, rho=1.0).add(samples.x[:9], samples.y[:9], ids=range(9)) for _ in range(2))
     args = [samples.x[:3], samples.y[:3]] + ([samples.y[1:4]] if call == "relabel" else [])
     refused(lambda: getattr(head, call)(*args, ids=ids), ValueError, *words)
     assert_untouched(head, twin)
@@ -348,7 +348,7 @@ def test_folds_need_ids(call: str, ids: Any, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("form", EVERY)
 def test_samples_of_weight_zero_are_none(form: str, dense: Callable[..., Any]) -> None:
     samples = data()
-    head = LSSVMHead(J, K, **FORMS[form]).add(samples.x[:3] * 2, samples.y[:3], weight=torch.zeros(3))
+    head = LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])).add(samples.x[:3] * 2, samples.y[:3], weight=torch.zeros(3))
     refused(lambda: head(samples.x), NotFittedError, "no samples")
     head.remove(samples.x[:3], samples.y[:3], weight=[0, 0, 0])
     head.add(samples.x[:N], samples.y[:N], weight=torch.ones(N))
@@ -373,7 +373,7 @@ def test_count_below_zero(call: str, form: str, dense: Callable[..., Any]) -> No
     x = samples.x[:3].repeat(11, 1)
     y = torch.full((33,), 1)  # 30 are held
     words = ["count", "bit for bit", "Nothing was changed", "class 1"]
-    if head.checked:
+    if head.unchecked is None:
         words = ["row 0", "held with label 0", "bit for bit", "Nothing was changed"]
     refused(lambda: REMOVALS[call](head, x, y), RemovalError, *words)
     assert_untouched(head, twin)
@@ -383,12 +383,12 @@ def test_count_below_zero(call: str, form: str, dense: Callable[..., Any]) -> No
 @pytest.mark.parametrize("form", EVERY)
 @pytest.mark.parametrize("call", REMOVALS)
 def test_an_empty_head_has_nothing_to_remove(call: str, form: str) -> None:
-    head, samples = LSSVMHead(J, K, **FORMS[form]), data()
+    head, samples = LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])), data()
     refused(lambda: REMOVALS[call](head, samples.x[:2], samples.y[:2]), RemovalError)
     assert head.n == 0
     refused(lambda: head(samples.x), NotFittedError, "no samples")
     if head.statistics.exact:
-        assert head.digest() == LSSVMHead(J, K, **FORMS[form]).digest()
+        assert head.digest() == LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])).digest()
 
 
 @pytest.mark.parametrize("form", EVERY)
@@ -399,13 +399,13 @@ def test_diagonal_below_zero(form: str, rows: int, read: bool, dense: Callable[.
     options, samples = FORMS[form], data()
     samples.x[:, 1] *= 0.01
     x, y = samples.x[:N].repeat(4, 1), samples.y[:N].repeat(4)
-    head, twin = (LSSVMHead(J, K, **options).add(x, y) for _ in range(2))
+    head, twin = (LSSVMHead(J, K, **({"rho": 1.0} | options)).add(x, y) for _ in range(2))
     if read:
         _ = head.w, twin.w
     wrong = x[:rows].clone()
     wrong[-1, 1] = 3.0
     words: tuple[str, ...] = ("sum of squares",)
-    if head.checked:
+    if head.unchecked is None:
         words = (f"row {rows - 1} is not held",)
     refused(lambda: head.remove(wrong, y[:rows]), RemovalError, *words, "Nothing was changed")
     refused(lambda: head.update(add=(x[:2], y[:2]), remove=(wrong, y[:rows])), RemovalError, *words)
@@ -442,13 +442,13 @@ def test_not_positive_definite_is_found_at_once(form: str, rows: int, call: str,
     """... and only that call is refused: what was acknowledged before, read or not, stays."""
     options, samples = FORMS[form] | {"rho": 0.01}, narrow(420)
     x, y = samples
-    head, twin = (LSSVMHead(J, K, **options).add(x[:400], y[:400]) for _ in range(2))
+    head, twin = (LSSVMHead(J, K, **({"rho": 1.0} | options)).add(x[:400], y[:400]) for _ in range(2))
     _ = head.w
     for h in (head, twin):
         h.add(x[400:402], y[400:402])
         h.remove(x[400:401], y[400:401])
         h.add(x[402:405], y[402:405])
-    words = (f"row {rows - 1} is not held",) if head.checked else ("positive definite", "Nothing was changed")
+    words = (f"row {rows - 1} is not held",) if head.unchecked is None else ("positive definite", "Nothing was changed")
     refused(lambda: REMOVALS[call](head, *bogus(samples, rows)), RemovalError, *words)
     assert_untouched(head, twin)
     head.remove(x[:40], y[:40])
@@ -466,11 +466,11 @@ def test_everything_removed_but_not_what_was_held(form: str, rows: int, unread: 
     """Counts come to zero and sums do not; a legitimate removal before it stays, read or not."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(rows, J, generator=generator).clamp(-4, 4), torch.arange(rows) % K
-    head, twin = (LSSVMHead(J, K, **FORMS[form]).add(x, y) for _ in range(2))
+    head, twin = (LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])).add(x, y) for _ in range(2))
     for h in (head, twin) if unread else ():
         h.remove(x[:3], y[:3])
     rest = slice(3 if unread else 0, None)
-    words = ("row 0 is not held",) if head.checked else ("no sample would be left", "not be zero")
+    words = ("row 0 is not held",) if head.unchecked is None else ("no sample would be left", "not be zero")
     refused(lambda: head.remove(x[rest] / 2, y[rest]), RemovalError, *words, "Nothing was changed")
     assert_untouched(head, twin)
     assert head.remove(x[rest], y[rest]).n == 0
@@ -481,7 +481,7 @@ def test_real_weights_come_to_zero() -> None:
     """0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not zero in floating point; no sample is left all the same."""
     x, y = data()
     weight = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    head = LSSVMHead(J, K, grid=None).add(x[:3], y[:3], weight)
+    head = LSSVMHead(J, K, grid=None, rho=1.0).add(x[:3], y[:3], weight)
     for i in (2, 0, 1):
         head.remove(x[i : i + 1], y[i : i + 1], weight[i : i + 1])
     assert head.n == pytest.approx(0, abs=1e-12)
@@ -513,7 +513,9 @@ def heavy(rows: int) -> Data:
 )
 def test_overflow_is_refused_before_it_happens(call: Callable[..., Any], options: dict[str, Any]) -> None:
     samples = heavy(1200)
-    head, twin = (LSSVMHead(J, K, **FINE, **options).add(samples.x[:600], samples.y[:600]) for _ in range(2))
+    head, twin = (
+        LSSVMHead(J, K, **FINE, **({"rho": 1.0} | options)).add(samples.x[:600], samples.y[:600]) for _ in range(2)
+    )
     refused(
         lambda: call(head, samples),
         GridError,
@@ -548,22 +550,25 @@ def test_overflow_is_refused_before_it_happens(call: Callable[..., Any], options
 )
 def test_a_nearly_full_head_can_be_emptied(call: Callable[..., Any], left: int, options: dict[str, Any]) -> None:
     samples = heavy(900)
-    head = LSSVMHead(J, K, **FINE, **options).add(*samples)
+    head = LSSVMHead(J, K, **FINE, **({"rho": 1.0} | options)).add(*samples)
     call(head, samples)
-    rest = LSSVMHead(J, K, **FINE, **options).add(samples.x[900 - left :], samples.y[900 - left :])
+    rest = LSSVMHead(J, K, **FINE, **({"rho": 1.0} | options)).add(samples.x[900 - left :], samples.y[900 - left :])
     assert head.n == left
     assert head.digest() == rest.digest()
 
 
 def test_a_nearly_full_head_can_be_relabelled() -> None:
     x, y = heavy(900)
-    head = LSSVMHead(J, K, **FINE).add(x, y).relabel(x[:700], y[:700], (y[:700] + 1) % K)
-    assert head.digest() == LSSVMHead(J, K, **FINE).add(x, torch.cat([(y[:700] + 1) % K, y[700:]])).digest()
+    head = LSSVMHead(J, K, **({"rho": 1.0} | FINE)).add(x, y).relabel(x[:700], y[:700], (y[:700] + 1) % K)
+    assert (
+        head.digest()
+        == LSSVMHead(J, K, **({"rho": 1.0} | FINE)).add(x, torch.cat([(y[:700] + 1) % K, y[700:]])).digest()
+    )
 
 
 def test_a_weight_too_large_for_exact_sums() -> None:
     x, y = heavy(3)
-    head = LSSVMHead(J, K, **FINE)
+    head = LSSVMHead(J, K, **({"rho": 1.0} | FINE))
     refused(lambda: head.add(x, y, weight=[1.0, 1e15, 1.0]), ValueError, "weight", "too large", "1000000000000000.0")
     assert head.add(x, y).n == 3
 
@@ -576,7 +581,7 @@ def test_a_weight_too_large_for_exact_sums() -> None:
 @pytest.mark.parametrize("read", ["forward", "predict"])
 def test_predicting_without_data(form: str, emptied: bool, read: str) -> None:
     x, y = data()
-    head = LSSVMHead(J, K, **FORMS[form])
+    head = LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form]))
     if emptied:
         head.add(x[:7], y[:7])
         _ = head.w
@@ -614,11 +619,11 @@ def test_predicting_on_bad_features(
 
 @pytest.mark.cuda
 def test_another_device_is_named_for_cuda() -> None:
-    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
+    head = LSSVMHead(J, K, rho=1.0).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
     there = torch.zeros(3, J, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
     for call in (lambda: head.add(*there), lambda: head.remove(*there), lambda: head(there[0])):
         refused(call, RuntimeError, "x is on cuda:0", "on cpu", "x.to('cpu')")
-    gpu = LSSVMHead(J, K, device="cuda").add(*there)
+    gpu = LSSVMHead(J, K, device="cuda", rho=1.0).add(*there)
     refused(lambda: gpu(torch.zeros(3, J)), RuntimeError, "x is on cpu", "on cuda:0", "x.to('cuda:0')")
     refused(lambda: gpu.merge(head), ValueError, "device", "cuda", "cpu")
 
@@ -676,7 +681,7 @@ def test_rho_may_be_any_real_number(value: Any) -> None:
 )
 def test_unknown_options(options: dict[str, Any], words: tuple[str, ...]) -> None:
     options = {"in_features": J, "num_classes": K} | options
-    refused(lambda: LSSVMHead(**options), ValueError, *words)
+    refused(lambda: LSSVMHead(**({"rho": 1.0} | options)), ValueError, *words)
 
 
 @pytest.mark.parametrize(
@@ -697,14 +702,20 @@ def test_grids_that_cannot_be(options: dict[str, Any], words: tuple[str, ...]) -
 
 @pytest.mark.parametrize("options", [{"class_weight": "balanced"}, {"multiclass": "ovo"}], ids=repr)
 def test_sums_per_class_cannot_be_declined(options: dict[str, Any]) -> None:
-    refused(lambda: LSSVMHead(J, K, per_class=False, **options), ValueError, "per_class=False", "class_weight", "ovo")
+    refused(
+        lambda: LSSVMHead(J, K, per_class=False, **({"rho": 1.0} | options)),
+        ValueError,
+        "per_class=False",
+        "class_weight",
+        "ovo",
+    )
 
 
 @pytest.mark.parametrize(
     "options", [{"class_weight": "balanced"}, {"multiclass": "ovo"}, {"per_class": True}], ids=repr
 )
 def test_sums_per_class_need_labels(options: dict[str, Any]) -> None:
-    head = LSSVMHead(J, K, **options)
+    head = LSSVMHead(J, K, **({"rho": 1.0} | options))
     refused(lambda: head.add(data().x, torch.zeros(N + 10, K)), ValueError, "labels (B,)", "float targets")
     assert head.add(*data()).n == N + 10
 
@@ -726,7 +737,7 @@ def made(options: dict[str, Any], rows: slice) -> LSSVMHead:
     options = {"in_features": J, "num_classes": K, "grid": FixedPoint(8.0)} | options
     targets = options.pop("targets", False)
     empty = options.pop("empty", False)
-    head = LSSVMHead(**options)
+    head = LSSVMHead(**({"rho": 1.0} | options))
     x, y = data("values" if targets else "labels")
     ids = list(range(len(x)))[rows] if options.get("folds") else None
     return head if empty else head.add(x[rows, : head.in_features] * options.get("rho", 1.0), y[rows], ids=ids)
@@ -799,7 +810,7 @@ def test_merging_with_something_else(call: str, other: Any) -> None:
 def test_subtracting_what_is_not_there(form: str, wrong: str, dense: Callable[..., Any]) -> None:
     head, twin, samples = twins(FORMS[form])
     x, y = samples
-    other = LSSVMHead(J, K, **FORMS[form])
+    other = LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form]))
     if wrong == "more of a class":
         other.add(x[:40], torch.ones(40, dtype=torch.int64))
     elif wrong == "larger":
@@ -807,7 +818,7 @@ def test_subtracting_what_is_not_there(form: str, wrong: str, dense: Callable[..
     elif wrong == "others":
         other.add(x[:1] * 0 + 4.0, y[:1]).add(x[:N] / 2, y[:N]).remove(x[:1] * 0 + 4.0, y[:1])  # on the same grid
     else:
-        head, twin = LSSVMHead(J, K, **FORMS[form]), LSSVMHead(J, K, **FORMS[form])
+        head, twin = LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form])), LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form]))
         other.add(x[:3], y[:3])
     refused(lambda: operator.isub(head, other), RemovalError, "not among those held")
     assert_untouched(head, twin)
@@ -843,7 +854,7 @@ def test_forget_class_takes_a_class(c: Any) -> None:
     refused(lambda: head.forget_class(c), ValueError, "int", "0..2", repr(c))
     assert_untouched(head, twin)
     keep = samples.y[:N] != 1
-    rest = LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True).add(samples.x[:N][keep], samples.y[:N][keep])
+    rest = LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True, rho=1.0).add(samples.x[:N][keep], samples.y[:N][keep])
     assert head.forget_class(1).digest() == rest.digest()
 
 

@@ -37,7 +37,7 @@ def test_the_objective_falls_to_the_minimum(intercept, scale):
     if scale:
         rows = (rows - rows.mean(0)) / rows.std(0)
     least = [lowest(rows, np.where(labels == k, 1.0, -1.0), intercept) for k in range(K)]
-    solver = head.solver
+    solver = head._solver
     total = ActiveSums.of_all(solver.rows, solver.groups, 0, solver.stats)
     signs = torch.stack([solver.signs(k) for k in range(K)], 1)
     weight = solver.row_weights()[:, None].expand_as(signs)

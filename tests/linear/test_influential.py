@@ -78,7 +78,7 @@ def test_groups_relabelling_and_adding(data) -> None:
 
 def test_bad_questions(data) -> None:
     x, y, z, labels = data
-    head = LSSVMHead(J, K, grid=GRID).add(x, y)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x, y)
     digest = head.digest()
     for match, options in (
         ("count must be an integer", {"count": 0}),

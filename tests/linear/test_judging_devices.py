@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.linear.diagnostics.uncertainty import leverage, uncertainty
 
 GRID = FixedPoint(8.0)
 FORMS = {
@@ -22,22 +23,24 @@ def ask(form: str, device: str) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 6, generator=generator).clamp(-4, 4).to(device)
     y = (torch.randn(40, 3, generator=generator) if form == "values" else torch.arange(40) % 3).to(device)
-    head = LSSVMHead(6, 3, device=device, **FORMS[form]).add(x, y, ids=range(40) if form == "folds" else None)
+    head = LSSVMHead(6, 3, device=device, **({"rho": 1.0} | FORMS[form])).add(
+        x, y, ids=range(40) if form == "folds" else None
+    )
     out = {
         "loo": head.leave_one_out(x, y),
         "least": head.leave_one_out(x, y, pairs="least"),
-        "leverage": head.leverage(x),
-        "path": head.rho_path([0.1, 1.0], "loo", x, y).errors,
+        "leverage": leverage(head, x),
+        "path": head.select_rho([0.1, 1.0], "loo", x, y, apply=False).errors,
     }
     if form != "pairs":
         out |= {"scores": head.influence(x, y, x[:5], on="scores"), "loss": head.influence(x, y, x[:5], y[:5])}
         top = head.most_influential(x, y, x[:5], y[:5], 3)
         out |= {"most": top.change, "helpful": top.helpful, "harm": top.harm}
-    out |= {"gcv": head.rho_path([0.1, 1.0]).errors}
+    out |= {"gcv": head.select_rho([0.1, 1.0], apply=False).errors}
     if form != "pairs":
-        out |= {"uncertainty": head.uncertainty(x)}
+        out |= {"uncertainty": uncertainty(head, x)}
     if form == "folds":
-        out["kfold"] = head.rho_path([0.1, 1.0], "kfold").errors
+        out["kfold"] = head.select_rho([0.1, 1.0], "kfold", apply=False).errors
     if form != "values":
         if form != "pairs":
             out["accuracy"] = head.influence(x, y, x[:5], y[:5], on="accuracy")

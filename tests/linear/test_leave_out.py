@@ -150,7 +150,7 @@ def test_float_targets_and_real_weights() -> None:
 
 def test_a_loss_of_ones_own(data) -> None:
     x, y, z, labels = data
-    head = LSSVMHead(J, K, grid=GRID).add(x, y)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x, y)
 
     def hinge(scores: Tensor) -> Tensor:
         slack = 1 - margins(scores.reshape(-1, K), labels.repeat(len(scores)))
@@ -158,7 +158,7 @@ def test_a_loss_of_ones_own(data) -> None:
 
     change = head.influence(x, y, z, on=hinge)
     keep = torch.arange(N) != 3
-    other = LSSVMHead(J, K, grid=GRID).add(x[keep], y[keep])
+    other = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x[keep], y[keep])
     assert torch.isclose(change[3], hinge(other(z)[None])[0] - hinge(head(z)[None])[0], rtol=0, atol=1e-11)
 
 
@@ -182,11 +182,11 @@ def test_any_small_problem(draw) -> None:
         "class_weight": draw.draw(st.sampled_from([None, "balanced", "complement"])),
         "rho": draw.draw(st.sampled_from([1e-3, 1.0, 100.0])),
     }
-    head = LSSVMHead(j, k, grid=FixedPoint(4.0), **form).add(x, y)
+    head = LSSVMHead(j, k, grid=FixedPoint(4.0), **({"rho": 1.0} | form)).add(x, y)
     one, i = head.leave_one_out(x, y), draw.draw(st.integers(0, n - 1))
     change = head.influence(x, y, x, on="scores")
     keep = torch.arange(n) != i
-    other = LSSVMHead(j, k, grid=FixedPoint(4.0), **form).add(x[keep], y[keep])
+    other = LSSVMHead(j, k, grid=FixedPoint(4.0), **({"rho": 1.0} | form)).add(x[keep], y[keep])
     sure = decided(other, x)
     assert torch.allclose(one[i : i + 1][sure[i : i + 1]], other(x[i : i + 1])[sure[i : i + 1]], rtol=0, atol=1e-8)
     sure &= decided(head, x)
@@ -194,19 +194,19 @@ def test_any_small_problem(draw) -> None:
     groups = torch.tensor(draw.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
     keep = groups != groups[i]
     if keep.any():
-        other = LSSVMHead(j, k, grid=FixedPoint(4.0), **form).add(x[keep], y[keep])
+        other = LSSVMHead(j, k, grid=FixedPoint(4.0), **({"rho": 1.0} | form)).add(x[keep], y[keep])
         if decided(other, x)[i]:
             assert torch.allclose(head.leave_one_out(x, y, groups=groups)[i], other(x[i : i + 1])[0], rtol=0, atol=1e-8)
 
 
 def test_after_corrections_it_is_about_what_is_held_now(data) -> None:
     x, y, _, _ = data
-    head = LSSVMHead(J, K, grid=GRID).add(x, y)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x, y)
     head.leave_one_out(x, y)
     head.remove(x[:5], y[:5]).relabel(x[5:6], y[5:6], (y[5:6] + 1) % K)
     now = y[5:].clone()
     now[0] = (now[0] + 1) % K
-    fresh = LSSVMHead(J, K, grid=GRID).add(x[5:], now)
+    fresh = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x[5:], now)
     assert torch.allclose(head.leave_one_out(x[5:], now), fresh.leave_one_out(x[5:], now), rtol=0, atol=1e-12)
 
 
@@ -214,7 +214,11 @@ def test_cross_validation_by_replacing_folds(data) -> None:
     x, y, _, _ = data
     ids = [f"s{i}" for i in range(N)]
     fold = torch.tensor(fold_of(ids, 4))
-    for head in (LSSVMHead(J, K, grid=GRID), LSSVMHead(J, K, grid=GRID, folds=4), CompactLSSVMHead(J, K)):
+    for head in (
+        LSSVMHead(J, K, grid=GRID, rho=1.0),
+        LSSVMHead(J, K, grid=GRID, folds=4, rho=1.0),
+        CompactLSSVMHead(J, K),
+    ):
         scores = cross_validate(head, x, y, folds=4, ids=ids)
         assert head.n == 0
         for f in range(4):
@@ -223,9 +227,9 @@ def test_cross_validation_by_replacing_folds(data) -> None:
             assert torch.allclose(scores[out], x[out] @ w + b, rtol=0, atol=1e-9)
     assert 0 < error_rate(scores, y) < 1
     with pytest.raises(ValueError, match="folds must be an int >= 2"):
-        cross_validate(LSSVMHead(J, K), x, y, folds=1)
+        cross_validate(LSSVMHead(J, K, rho=1.0), x, y, folds=1)
     with pytest.raises(ValueError, match="holds samples"):
-        cross_validate(LSSVMHead(J, K).add(x, y), x, y)
+        cross_validate(LSSVMHead(J, K, rho=1.0).add(x, y), x, y)
 
 
 def test_cross_validation_of_kernel_machines(data) -> None:
@@ -278,10 +282,10 @@ def test_cross_validation_of_anything_that_adds_and_removes(data, names) -> None
 
 def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
     x, y, z, labels = data
-    head = LSSVMHead(J, K, grid=GRID).add(x, y)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(x, y)
     digest = head.digest()
     with pytest.raises(NotFittedError):
-        LSSVMHead(J, K).leave_one_out(x, y)
+        LSSVMHead(J, K, rho=1.0).leave_one_out(x, y)
     for call, what in [
         (lambda: head.leave_one_out(x[:, :2], y), "shape"),
         (lambda: head.leave_one_out(x, y[:3]), "length"),
@@ -308,7 +312,7 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
         for y_val, what in ((None, "need y_val"), (labels[:2], "y_val must be"), (labels + K, r"outside 0\.\.2")):
             with pytest.raises(ValueError, match=what):
                 judge.influence(x, y, z, y_val)
-    lonely = LSSVMHead(J, K).add(x[:1], y[:1])
+    lonely = LSSVMHead(J, K, rho=1.0).add(x[:1], y[:1])
     with pytest.raises(ValueError, match="leaving out the only sample"):
         lonely.leave_one_out(x[:1], y[:1])
     assert head.leave_one_out(x[:0], y[:0]).shape == (0, K)

@@ -373,7 +373,7 @@ def test_weights_where_sums_lose_the_ridge_are_those_in_fractions(rho, size, wei
     assert head.refresh().drift() == 0.0
     assert torch.equal(head.w, fresh.w)
     assert torch.equal(head.b, fresh.b)
-    weights = head.solver.groups.by_row(y).tolist()
+    weights = head._solver.groups.by_row(y).tolist()
     rows = grid.snap(x).tolist()
     for k in range(3):
         signs = [1 if label == k else -1 for label in y.tolist()]

@@ -109,7 +109,7 @@ class Histories(RuleBasedStateMachine):
         assert self.head.digest() == fresh.digest()
         active = self.head.active(x, y)
         assert torch.equal(active, fresh.active(x, y))
-        weight = self.head.solver.groups.by_row(y) * copies
+        weight = self.head._solver.groups.by_row(y) * copies
         rows, rho, mean = [row for row, _ in samples], self.head.rho, [0] * J
         if self.head.scale is not None:
             rows, rho, mean = standardised(rows, [self.held[s] for s in samples], rho)

@@ -29,6 +29,7 @@ from torchlssvm.functional.calibration import (
 )
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.diagnostics.uncertainty import calibrate_on, leverage, uncertainty
 from torchlssvm.store import SampleStore
 
 GRID = FixedPoint(16.0)
@@ -135,7 +136,7 @@ def test_isotonic_steps_are_ordered_by_score(K) -> None:
 @pytest.mark.parametrize(("method", "K"), list(itertools.product(["temperature", "platt", "isotonic"], [2, 3])))
 def test_recalibrated_is_calibrated_from_scratch(method, K) -> None:
     x, y = problem(K=K)
-    head = LSSVMHead(5, K, grid=GRID).add(x, y).calibrate(x, y, method)
+    head = LSSVMHead(5, K, grid=GRID, rho=1.0).add(x, y).calibrate(x, y, method)
     before = head.predict_proba(x)
     assert torch.allclose(before.sum(1), torch.ones(len(x)).double())
     assert (before >= 0).all()
@@ -145,7 +146,7 @@ def test_recalibrated_is_calibrated_from_scratch(method, K) -> None:
     assert head.calibration is None
     assert head.predict_proba(x, calibrated=False).shape == (len(x), K)
     head.refresh().calibrate(x[30:], y[30:], method)
-    never = LSSVMHead(5, K, grid=GRID).add(x[30:], y[30:]).calibrate(x[30:], y[30:], method)
+    never = LSSVMHead(5, K, grid=GRID, rho=1.0).add(x[30:], y[30:]).calibrate(x[30:], y[30:], method)
     assert torch.equal(head.predict_proba(x), never.predict_proba(x))
     assert not torch.equal(head.predict_proba(x), before)
     assert torch.allclose(
@@ -160,26 +161,26 @@ def test_every_change_makes_it_void() -> None:
         lambda h: h.remove(x[:3], y[:3]),
         lambda h: h.relabel(x[:3], y[:3], (y[:3] + 1) % 3),
         lambda h: h.replace(x[:3], y[:3], x[:3] + 1, y[:3]),
-        lambda h: h.merge(LSSVMHead(5, 3, grid=GRID, per_class=True).add(x[:3], y[:3])),
+        lambda h: h.merge(LSSVMHead(5, 3, grid=GRID, per_class=True, rho=1.0).add(x[:3], y[:3])),
         lambda h: h.forget_class(1),
         lambda h: setattr(h, "rho", 3.0),
         lambda h: setattr(h, "class_weight", "balanced"),
     ):
-        head = LSSVMHead(5, 3, grid=GRID, per_class=True).add(x, y).calibrate(x, y)
+        head = LSSVMHead(5, 3, grid=GRID, per_class=True, rho=1.0).add(x, y).calibrate(x, y)
         change(head)
         assert head.calibration is None
         assert head.choices["calibration"].state is ChoiceState.STALE
-    assert LSSVMHead(5, 3, grid=GRID).add(x, y).calibrate(x, y).refresh().calibration is not None
+    assert LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y).calibrate(x, y).refresh().calibration is not None
 
 
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic"])
 def test_it_is_saved_copied_and_loaded(method) -> None:
     x, y = problem()
-    head = LSSVMHead(5, 3, grid=GRID).add(x, y).calibrate(x, y, method)
+    head = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y).calibrate(x, y, method)
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    other = LSSVMHead(5, 3, grid=GRID)
+    other = LSSVMHead(5, 3, grid=GRID, rho=1.0)
     other.load_state_dict(torch.load(file, weights_only=True))
     file = io.BytesIO()
     torch.save(head, file)
@@ -189,7 +190,7 @@ def test_it_is_saved_copied_and_loaded(method) -> None:
     damaged = head.state_dict()
     damaged["calibration"] = damaged["calibration"] + 1
     with pytest.raises(Exception, match="checksum"):
-        LSSVMHead(5, 3, grid=GRID).load_state_dict(damaged)
+        LSSVMHead(5, 3, grid=GRID, rho=1.0).load_state_dict(damaged)
     head.remove(x[:1], y[:1])
     saved = head.state_dict()  # what a removed sample has shaped is not written out
     assert "calibration" not in saved
@@ -201,7 +202,7 @@ def test_it_is_saved_copied_and_loaded(method) -> None:
 
 def test_the_store_keeps_it_and_certificates_name_it(tmp_path) -> None:
     x, y = problem(120)
-    with SampleStore(tmp_path / "s", head=LSSVMHead(5, 3, grid=GRID)) as store:
+    with SampleStore(tmp_path / "s", head=LSSVMHead(5, 3, grid=GRID, rho=1.0)) as store:
         store.apply(Add(ids=range(120), x=x, y=y, subject=[f"user{i % 4}" for i in range(120)]))
         store.head.select_rho([0.1, 1.0, 10.0])
         store.calibrate()
@@ -222,7 +223,7 @@ def test_the_store_keeps_it_and_certificates_name_it(tmp_path) -> None:
         assert not any(repr(v) in str(choices) for v in store.head.calibration.values.tolist())
         assert choices["rho"]["state"] == "current"
         keep = [i for i in range(120) if i % 4 != 1]
-        never = LSSVMHead(5, 3, grid=GRID).add(x[keep], y[keep])
+        never = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x[keep], y[keep])
         never.select_rho([0.1, 1.0, 10.0])
         assert torch.allclose(
             never.calibrate(x[keep], y[keep]).calibration.values, store.head.calibration.values, rtol=1e-10
@@ -266,29 +267,32 @@ def test_leverage_and_uncertainty_by_dense_algebra(intercept) -> None:
         design, at = (torch.nn.functional.pad(v, (0, 1), value=1.0) for v in (x, z))
     A = design.T @ design + 0.7 * torch.eye(design.shape[1]).double()
     g = ((at @ A.inverse()) * at).sum(1) + (1 / 60 if intercept == "free" else 0)
-    assert torch.allclose(head.leverage(z), g)
+    assert torch.allclose(leverage(head, z), g)
     dof = (A.inverse() @ design.T @ design).trace() + (intercept == "free")
     w, b = solve_dense(x, y, 3, rho=0.7, intercept=intercept)
     rss = (2 * torch.nn.functional.one_hot(y, 3) - 1 - x @ w - b).square().sum(0)
-    assert torch.allclose(head.uncertainty(z), (g[:, None] * rss / (60 - dof)).sqrt())
-    assert torch.allclose(head.leverage(x, relative=True).mean(), torch.ones(()).double())
-    assert head.leverage(z, relative=True)[4] > 20  # far away
-    assert head.leverage(z[:0]).shape == (0,)
+    assert torch.allclose(uncertainty(head, z), (g[:, None] * rss / (60 - dof)).sqrt())
+    assert torch.allclose(leverage(head, x, relative=True).mean(), torch.ones(()).double())
+    assert leverage(head, z, relative=True)[4] > 20  # far away
+    assert leverage(head, z[:0]).shape == (0,)
 
 
 def test_leverage_of_the_other_forms() -> None:
     x, y = problem(60)
-    ovr = LSSVMHead(5, 3, grid=GRID).add(x, y)
-    assert torch.allclose(LSSVMHead(5, 3, grid=GRID, multiclass="ovo").add(x, y).leverage(x), ovr.leverage(x))
+    ovr = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y)
+    assert torch.allclose(
+        leverage(LSSVMHead(5, 3, grid=GRID, multiclass="ovo", rho=1.0).add(x, y), x), leverage(ovr, x)
+    )
 
 
 def test_probabilities_of_pairs_and_batches() -> None:
     x, y = problem()
-    head = LSSVMHead(5, 3, grid=GRID, multiclass="ovo", class_weight="balanced").add(x, y).calibrate(x, y)
+    head = LSSVMHead(5, 3, grid=GRID, multiclass="ovo", class_weight="balanced", rho=1.0).add(x, y).calibrate(x, y)
     assert torch.allclose(head.predict_proba(x).sum(1), torch.ones(len(x)).double())
-    whole = LSSVMHead(5, 3, grid=GRID).add(x, y)
+    whole = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y)
     scores = torch.cat([whole.leave_one_out(x[i : i + 50], y[i : i + 50]) for i in range(0, 120, 50)])
-    a, b = whole.calibrate_on(scores, y).calibration.values, whole.calibrate(x, y).calibration.values
+    calibrate_on(whole, scores, y)
+    a, b = whole.calibration.values, whole.calibrate(x, y).calibration.values
     assert torch.allclose(a, b)
     users = torch.arange(120) // 10
     assert not torch.equal(whole.calibrate(x, y, groups=users).calibration.values, b)
@@ -296,7 +300,7 @@ def test_probabilities_of_pairs_and_batches() -> None:
 
 def test_bad_input() -> None:
     x, y = problem()
-    head = LSSVMHead(5, 3, grid=GRID).add(x, y)
+    head = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y)
     with pytest.raises(ValueError, match="method must be one of"):
         head.calibrate(x, y, "magic")
     with pytest.raises(ValueError, match="x is empty"):
@@ -305,25 +309,25 @@ def test_bad_input() -> None:
         head.calibrate_on(torch.zeros(3, 3), torch.zeros(2, dtype=torch.int64))
     for judge in (head, MarginHead(5, 3, rho=1.0, grid=GRID).add(x, y)):
         with pytest.raises(ValueError, match=r"outside 0\.\.2"):
-            judge.calibrate_on(torch.zeros(3, 3), torch.tensor([0, 1, 7]))
-    values = LSSVMHead(5, 2).add(x, torch.randn(120, 2))
+            calibrate_on(judge, torch.zeros(3, 3), torch.tensor([0, 1, 7]))
+    values = LSSVMHead(5, 2, rho=1.0).add(x, torch.randn(120, 2))
     with pytest.raises(ValueError, match="float targets"):
         values.calibrate(x, torch.randn(120, 2))
     with pytest.raises(ValueError, match="float targets"):
         values.predict_proba(x)
     with pytest.raises(NotFittedError):
-        LSSVMHead(5, 3).predict_proba(x)
+        LSSVMHead(5, 3, rho=1.0).predict_proba(x)
     with pytest.raises(NotFittedError):
-        LSSVMHead(5, 3).leverage(x)
+        leverage(LSSVMHead(5, 3, rho=1.0), x)
     with pytest.raises(ValueError, match="ovr"):
-        LSSVMHead(5, 3, multiclass="ovo").add(x, y).uncertainty(x)
+        uncertainty(LSSVMHead(5, 3, multiclass="ovo", rho=1.0).add(x, y), x)
 
 
 def test_verification_makes_the_calibration_again(tmp_path) -> None:
     """A head that keeps probabilities shaped by what was erased does not pass; nor do made-up ones."""
     x, y = problem(120)
     for method in ("temperature", "platt", "isotonic"):
-        with SampleStore(tmp_path / method, head=LSSVMHead(5, 3, grid=GRID)) as store:
+        with SampleStore(tmp_path / method, head=LSSVMHead(5, 3, grid=GRID, rho=1.0)) as store:
             store.apply(Add(ids=range(120), x=x, y=y, subject=[f"user{i % 4}" for i in range(120)]))
             store.calibrate(method)
             old = store.head.calibration
@@ -338,7 +342,7 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             alone = ask | {"opening": store.opening()}
             assert verify(certificate, **alone).checks["calibration"].outcome is Outcome.HOLDS
             assert verify(void, **alone).checks["calibration"].outcome is Outcome.NOT_CHECKED
-            store.head.data_choices.record_calibration(old)  # still that of the erased samples
+            store.head._choices.record_calibration(old)  # still that of the erased samples
             with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
                 verify(certificate, **alone)
             for c in (void, certificate):
@@ -347,6 +351,6 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             rows = store.get(store.find())
             store.head.calibrate(rows.x, rows.y, method, groups=torch.arange(len(rows.y)) // 3)
             assert verify(certificate, store=store, **ask).checks["calibration"].facts["grouped"]
-            again = LSSVMHead(5, 3, grid=GRID)
+            again = LSSVMHead(5, 3, grid=GRID, rho=1.0)
             again.load_state_dict(store.head.state_dict())
             assert again.calibration.grouped

@@ -62,12 +62,12 @@ def test_it_is_chosen_at_the_first_read_and_stays_until_refresh():
     head.add(more * 5, labels)
     assert head.rho == first
     assert head.choices["rho"].state is ChoiceState.STALE
-    version = head.version
+    version = head._state_version
     head.refresh()
     both = torch.cat([x, more * 5]), torch.cat([y, labels])
     assert head.rho == truth(head, *both) != first
-    assert head.version != version
-    assert head._refresh_rho().version == head.version  # nothing to do
+    assert head._state_version != version
+    assert head._refresh_rho()._state_version == head._state_version  # nothing to do
     head.remove(more * 5, labels).refresh()
     never = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y).refresh()
     assert head.rho == never.rho == first
@@ -167,9 +167,9 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         assert "excess" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"].facts
     with SampleStore(tmp_path / "s") as store:  # a later handle uses the recorded value
         assert store.head.rho == rho
-        store.head.data_choices.record("rho", "gcv", 2)
+        store.head._choices.record("rho", "gcv", 2)
         store.head.rho = 4 * rho
-        store.head.data_choices.record("rho", "gcv", rule=True)
+        store.head._choices.record("rho", "gcv", rule=True)
         with pytest.raises(VerificationError, match="above the least"):
             verify(certificate, store=store, head=store.head, allow_unsigned=True)
 
@@ -181,11 +181,11 @@ def test_an_open_rho_is_the_stores(tmp_path):
         rho = store.refresh()
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
         assert store.head.rho == rho
-        assert store.head.data_choices.rho_rule == "gcv"
+        assert store.head._choices.rho_rule == "gcv"
         assert store.set_rho(5.0) == 5.0
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
         assert store.head.rho == 5.0  # it was set there
-        assert store.head.data_choices.rho_rule is None
+        assert store.head._choices.rho_rule is None
         assert store.set_rho("gcv") == rho
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho=7.0, grid=GRID)) as store:
         assert store.head.rho == 7.0  # given to this handle

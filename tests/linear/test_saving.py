@@ -488,7 +488,6 @@ def test_states_of_other_heads_are_refused(saved: str, here: str, words: tuple[s
     untouched_by(head, here, attempt)
 
 
-@pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -498,9 +497,9 @@ def test_states_of_other_heads_are_refused(saved: str, here: str, words: tuple[s
     ],
     ids=["features", "classes", "grid"],
 )
-def test_states_of_other_shapes_are_refused(options: dict[str, Any], words: tuple[str, ...], statistics: bool) -> None:
+def test_states_of_other_shapes_are_refused(options: dict[str, Any], words: tuple[str, ...]) -> None:
     data = samples("free")
-    kind = {"in_features": J, "num_classes": K, "grid": GRID, "statistics": statistics}
+    kind = {"in_features": J, "num_classes": K, "grid": GRID}
     state = LSSVMHead(**kind).add(*data).state_dict()
     head = LSSVMHead(**(kind | options))
     x = torch.zeros(4, head.in_features)

@@ -13,6 +13,7 @@ from torchlssvm.distributed import Delta, merge
 from torchlssvm.events import Add, Remove, Replace
 from torchlssvm.export import export_onnx, freeze, load_safetensors, save_safetensors
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.linear.diagnostics.uncertainty import leverage, uncertainty
 from torchlssvm.store import SampleStore
 
 N, J, K = 90, 7, 3
@@ -59,16 +60,18 @@ def test_a_pipeline_of_scikit_learn(kind):
     linear_model = pytest.importorskip("sklearn.linear_model")
     options = {"grid": None} if kind == "float sums" else {"grid": GRID, "target_grid": FixedPoint(8.0, bits=26)}
     y = torch.randn(N, K, generator=GENERATOR, dtype=torch.float64) if kind == "values" else Y
-    head = LSSVMHead(J, K, scale="std", **options).add(X, y)
+    head = LSSVMHead(J, K, scale="std", **({"rho": 1.0} | options)).add(X, y)
     if kind == "float sums":  # rounding hides which columns have become constant
         with pytest.raises(ValueError, match='grid="auto"'):
             head.remove(X[GONE], y[GONE])
-        head = LSSVMHead(J, K, scale="std", **options).add(X[~GONE], y[~GONE])
+        head = LSSVMHead(J, K, scale="std", **({"rho": 1.0} | options)).add(X[~GONE], y[~GONE])
     else:
         head.remove(X[GONE], y[GONE])
     x = X if head.grid is None else head.grid.snap(X)
     truth = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.Ridge(alpha=1.0, solver="cholesky"))
-    truth.fit(x[~GONE].numpy(), (head.target_grid.snap(y) if kind == "values" else code(y, K))[~GONE].numpy())
+    truth.fit(
+        x[~GONE].numpy(), (head.statistics.target_grid.snap(y) if kind == "values" else code(y, K))[~GONE].numpy()
+    )
     assert relative(head(x), torch.from_numpy(truth.predict(x.numpy()))) < 1e-8
     assert head.drift() == 0
 
@@ -77,14 +80,16 @@ def test_a_scaler_in_front_keeps_the_sample_and_ours_does_not():
     """Erase an outlier: behind a scaler that saw it the weights differ from those of a model that never did."""
     outlier = X[:1] + 500.0
     x, y = torch.cat([outlier, X]), torch.cat([Y[:1], Y])
-    never = LSSVMHead(J, K, grid=GRID, scale="std").add(X, Y)
-    ours = LSSVMHead(J, K, grid=GRID, scale="std").add(x, y).remove(outlier, y[:1])
+    never = LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(X, Y)
+    ours = LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(x, y).remove(outlier, y[:1])
     assert ours.digest() == never.digest()
     assert torch.equal(ours.w, never.w)
     assert torch.equal(ours.b, never.b)
     mean, deviation = x.mean(0), x.std(0, correction=0)  # a StandardScaler fitted before the erasure
     scaled = FixedPoint(64.0, bits=26)
-    behind = LSSVMHead(J, K, grid=scaled).add((x - mean) / deviation, y).remove((outlier - mean) / deviation, y[:1])
+    behind = (
+        LSSVMHead(J, K, grid=scaled, rho=1.0).add((x - mean) / deviation, y).remove((outlier - mean) / deviation, y[:1])
+    )
     assert float((behind((X - mean) / deviation) - never(X)).abs().max()) > 0.01
 
 
@@ -100,7 +105,7 @@ def test_pairs_share_one_scale():
 
 def test_relabel_and_a_change_of_rho_follow_the_scale():
     new = (Y + 1) % K
-    head = LSSVMHead(J, K, grid=GRID, scale="std").add(X, Y)
+    head = LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(X, Y)
     _ = head.P
     head.relabel(X[:30], Y[:30], new[:30])
     head.rho = 3.0
@@ -112,31 +117,31 @@ def test_relabel_and_a_change_of_rho_follow_the_scale():
 @pytest.mark.parametrize("multiclass", ["ovr", "ovo"])
 def test_leave_one_out_holds_the_scale_fixed(intercept, multiclass):
     """The truth: the same ridge on columns that were standardised beforehand, as if the scale had been given."""
-    head = LSSVMHead(J, K, grid=GRID, scale="std", intercept=intercept, multiclass=multiclass).add(X, Y)
+    head = LSSVMHead(J, K, grid=GRID, scale="std", intercept=intercept, multiclass=multiclass, rho=1.0).add(X, Y)
     z = standardised(GRID.snap(X), GRID.snap(X))
-    plain = LSSVMHead(J, K, grid=None, intercept=intercept, multiclass=multiclass).add(z, Y)
+    plain = LSSVMHead(J, K, grid=None, intercept=intercept, multiclass=multiclass, rho=1.0).add(z, Y)
     assert relative(head.leave_one_out(X, Y), plain.leave_one_out(z, Y)) < 1e-8
     groups = torch.arange(N) // 9
     assert relative(head.leave_one_out(X, Y, groups=groups), plain.leave_one_out(z, Y, groups=groups)) < 1e-8
     assert (
         relative(head.influence(X, Y, GRID.snap(X)[:9], on="scores"), plain.influence(z, Y, z[:9], on="scores")) < 1e-7
     )
-    assert relative(head.leverage(GRID.snap(X)), plain.leverage(z)) < 1e-8
+    assert relative(leverage(head, GRID.snap(X)), leverage(plain, z)) < 1e-8
     rhos = [0.1, 1.0, 10.0]
     for method in ("gcv", "loo"):
-        ours, theirs = (h.rho_path(rhos, method, x, Y).errors for h, x in ((head, X), (plain, z)))
+        ours, theirs = (h.select_rho(rhos, method, x, Y, apply=False).errors for h, x in ((head, X), (plain, z)))
         assert relative(ours, theirs) < 1e-7
     if multiclass == "ovr":
-        assert relative(head.uncertainty(GRID.snap(X)), plain.uncertainty(z)) < 1e-8
+        assert relative(uncertainty(head, GRID.snap(X)), uncertainty(plain, z)) < 1e-8
 
 
 @pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
 @pytest.mark.parametrize("score", ["squared", "accuracy"])
 def test_k_fold_derives_the_scale_again(intercept, score):
     ids = [f"s{i}" for i in range(N)]
-    head = LSSVMHead(J, K, grid=GRID, scale="std", intercept=intercept, folds=3).add(X, Y, ids=ids)
+    head = LSSVMHead(J, K, grid=GRID, scale="std", intercept=intercept, folds=3, rho=1.0).add(X, Y, ids=ids)
     rhos = [0.5, 5.0]
-    found = head.rho_path(rhos, "kfold", X, Y, ids=ids, score=score).errors
+    found = head.select_rho(rhos, "kfold", X, Y, ids=ids, score=score, apply=False).errors
     from torchlssvm.functional.sample_identity import fold_of
 
     fold, snapped, expected = torch.tensor(fold_of(ids, 3)), GRID.snap(X), []
@@ -173,9 +178,9 @@ def test_normalized_rows_have_one_form_everywhere():
 @pytest.mark.parametrize("normalize", ["l2", "sqrt"])
 def test_a_normalizing_head_is_a_head_on_normalized_rows(normalize):
     grid = FixedPoint(32.0)
-    head = LSSVMHead(J, K, grid=grid, normalize=normalize).add(X.float(), Y)
+    head = LSSVMHead(J, K, grid=grid, normalize=normalize, rho=1.0).add(X.float(), Y)
     z = normalized(X.float().double(), normalize)
-    plain = LSSVMHead(J, K, grid=grid).add(z, Y)
+    plain = LSSVMHead(J, K, grid=grid, rho=1.0).add(z, Y)
     for a, b in ((head, X.float()), (plain, z)):
         a.remove(b[GONE], Y[GONE])
         a.relabel(b[-3:], Y[-3:], (Y[-3:] + 1) % K)
@@ -187,7 +192,7 @@ def test_a_normalizing_head_is_a_head_on_normalized_rows(normalize):
     y[-3:] = (y[-3:] + 1) % K
     keep = ~GONE
     assert torch.equal(head.leave_one_out(X.float()[keep], y[keep]), plain.leave_one_out(z[keep], y[keep]))
-    assert torch.equal(head.leverage(X.float()), plain.leverage(z))
+    assert torch.equal(leverage(head, X.float()), leverage(plain, z))
     part = X.float()[40:41]
     assert torch.equal(head.influence(part, y[40:41], X.float()[:5], on="scores"),
                        plain.influence(z[40:41], y[40:41], z[:5], on="scores"))  # fmt: skip
@@ -195,15 +200,15 @@ def test_a_normalizing_head_is_a_head_on_normalized_rows(normalize):
 
 def test_bad_rows_are_named_as_they_came():
     for normalize in ("l2", "sqrt"):
-        head = LSSVMHead(2, 2, normalize=normalize)
+        head = LSSVMHead(2, 2, normalize=normalize, rho=1.0)
         with pytest.raises(ValueError, match=r"x holds 1 NaN or inf value\(s\), the first at index \(1, 0\)"):
             head.add(torch.tensor([[1.0, 2.0], [float("inf"), 3.0]]), torch.tensor([0, 1]))
         assert head.n == 0
     for options in ({"normalize": "l1"}, {"scale": "max"}, {"scale": True}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be one of None"):
-            LSSVMHead(2, 2, **options)
+            LSSVMHead(2, 2, **({"rho": 1.0} | options))
     with pytest.raises(ValueError, match=r"scale='std' moves"):
-        LSSVMHead(J, K, scale="std").add(X, Y).remove_approximate(X[:2], Y[:2])
+        LSSVMHead(J, K, scale="std", rho=1.0).add(X, Y).remove_approximate(X[:2], Y[:2])
 
 
 def test_the_digest_names_the_options_and_is_otherwise_what_it_was():
@@ -211,32 +216,39 @@ def test_the_digest_names_the_options_and_is_otherwise_what_it_was():
     assert "normalize" not in plain.header()
     assert "scale" not in plain.header()
     digests = {
-        LSSVMHead(J, K, grid=GRID, normalize=n, scale=s).digest() for n in (None, "l2", "sqrt") for s in (None, "std")
+        LSSVMHead(J, K, grid=GRID, normalize=n, scale=s, rho=1.0).digest()
+        for n in (None, "l2", "sqrt")
+        for s in (None, "std")
     }
     assert len(digests) == 6
     with pytest.raises(ValueError, match="scale is None here and 'std' there"):
-        LSSVMHead(J, K, grid=GRID).add(X, Y).merge(LSSVMHead(J, K, grid=GRID, scale="std").add(X, Y))
+        LSSVMHead(J, K, grid=GRID, rho=1.0).add(X, Y).merge(LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(X, Y))
 
 
 def test_files_pickles_and_deltas_carry_the_options(tmp_path):
     options = {"grid": FixedPoint(32.0), "normalize": "sqrt", "scale": "std", "intercept": "penalized"}
-    head = LSSVMHead(J, K, **options).add(X, Y)
+    head = LSSVMHead(J, K, **({"rho": 1.0} | options)).add(X, Y)
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    again = LSSVMHead(J, K, **options)
+    again = LSSVMHead(J, K, **({"rho": 1.0} | options))
     again.load_state_dict(torch.load(file, weights_only=True))
     for other in (again, pickle.loads(pickle.dumps(head)), LSSVMHead.from_config(head.config()).merge(head)):
         assert other.digest() == head.digest()
         assert torch.equal(other(X), head(X))
-        assert other.remove(X[:9], Y[:9]).digest() == LSSVMHead(J, K, **options).add(X[9:], Y[9:]).digest()
-        assert relative(other.w, LSSVMHead(J, K, **options).add(X[9:], Y[9:]).w) == 0
+        assert (
+            other.remove(X[:9], Y[:9]).digest()
+            == LSSVMHead(J, K, **({"rho": 1.0} | options)).add(X[9:], Y[9:]).digest()
+        )
+        assert relative(other.w, LSSVMHead(J, K, **({"rho": 1.0} | options)).add(X[9:], Y[9:]).w) == 0
     for wrong in ({"scale": None}, {"normalize": "l2"}):
         with pytest.raises(RuntimeError, match=next(iter(wrong))):
             LSSVMHead(J, K, **(options | wrong)).load_state_dict(head.state_dict())
-    delta = Delta.take(LSSVMHead(J, K, **options).add(X, Y))
+    delta = Delta.take(LSSVMHead(J, K, **({"rho": 1.0} | options)).add(X, Y))
     delta.save(tmp_path / "delta.pt")
-    assert merge(LSSVMHead(J, K, **options), Delta.load(tmp_path / "delta.pt")).digest() == head.digest()
+    assert (
+        merge(LSSVMHead(J, K, **({"rho": 1.0} | options)), Delta.load(tmp_path / "delta.pt")).digest() == head.digest()
+    )
     assert merge(head, Delta.like(head).remove(X[:9], Y[:9])).n == N - 9
 
 
@@ -266,15 +278,19 @@ def test_constant_after_a_removal_and_rows_never_held():
     x[:, 0] = torch.arange(6.0)
     x[0, 1] = 1.0  # without the first row the second column is constant
     head = (
-        LSSVMHead(2, 2, grid=FixedPoint(16.0), scale="std").add(x, torch.arange(6) % 2).remove(x[:1], torch.tensor([0]))
+        LSSVMHead(2, 2, grid=FixedPoint(16.0), scale="std", rho=1.0)
+        .add(x, torch.arange(6) % 2)
+        .remove(x[:1], torch.tensor([0]))
     )
     assert not head.w[1].any()
-    unchecked = LSSVMHead(2, 2, grid=FixedPoint(16.0), scale="std", membership=False).add(x, torch.arange(6) % 2)
+    unchecked = LSSVMHead(2, 2, grid=FixedPoint(16.0), scale="std", membership=False, rho=1.0).add(
+        x, torch.arange(6) % 2
+    )
     before = unchecked.digest()
     with pytest.raises(RemovalError):
         unchecked.remove(torch.tensor([[9.0, 0.0]]), torch.tensor([0]))
     assert unchecked.digest() == before
-    one = LSSVMHead(2, 2, scale="std").add(x[:1], torch.tensor([0]))
+    one = LSSVMHead(2, 2, scale="std", rho=1.0).add(x[:1], torch.tensor([0]))
     assert torch.equal(one.predict(x), torch.zeros(6, dtype=torch.int64))
 
 
@@ -284,11 +300,11 @@ def test_constant_after_a_removal_and_rows_never_held():
 def test_a_store_keeps_rows_that_can_be_removed(options, tmp_path):
     """With an automatic grid, opened again, from a snapshot and from the rows; the certificate names the options."""
     x, ids = X.float(), [f"s{i}" for i in range(N)]
-    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, **options)) as store:
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, **({"rho": 1.0} | options))) as store:
         store.apply(Add(ids=ids, x=x, y=Y, subject=["a"] * 20 + ["b"] * (N - 20)))
         store.apply(Replace(ids=ids[-1:], x=x[:1], y=Y[:1]))
         grid = store.head.grid
-    fresh = LSSVMHead(J, K, grid=grid, **options).add(x[20:-1], Y[20:-1]).add(x[:1], Y[:1])
+    fresh = LSSVMHead(J, K, grid=grid, **({"rho": 1.0} | options)).add(x[20:-1], Y[20:-1]).add(x[:1], Y[:1])
     with SampleStore(tmp_path / "s") as store:
         assert store.head.config() | {"grid": None, "membership": True} == fresh.config() | {"grid": None}
         store.apply(Remove(subject="a", event_id="erasure"))
@@ -299,12 +315,12 @@ def test_a_store_keeps_rows_that_can_be_removed(options, tmp_path):
         assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
         assert verify(certificate.to_json(), head=store.head, opening=store.opening(), allow_unsigned=True)
     with pytest.raises(ValueError, match="does not fit the store"):
-        SampleStore(tmp_path / "s", head=LSSVMHead(J, K))
+        SampleStore(tmp_path / "s", head=LSSVMHead(J, K, rho=1.0))
 
 
 def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
     clf = attach(torch.nn.Linear(J, 10), K, normalize="sqrt", scale="std").add(X, Y)
-    truth = LSSVMHead(J, K, normalize="sqrt", scale="std").add(X, Y)
+    truth = LSSVMHead(J, K, normalize="sqrt", scale="std", rho=1.0).add(X, Y)
     assert clf.head.digest() == truth.digest()
     arguments = ["--in-features", str(J), "--classes", str(K), "--normalize", "sqrt", "--scale", "std"]
     assert cli.main(["init", str(tmp_path / "s"), *arguments]) == 0
@@ -316,7 +332,7 @@ def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
     model = estimators.LSSVMClassifier(rho=1.0, scale="std", normalize="sqrt", multiclass="ovr", grid=grid)
     model.fit(X.numpy(), Y.numpy())
     model.partial_unfit(X[:20].numpy(), Y[:20].numpy())
-    rest = LSSVMHead(J, K, normalize="sqrt", scale="std", grid=grid).add(X[20:], Y[20:])
+    rest = LSSVMHead(J, K, normalize="sqrt", scale="std", grid=grid, rho=1.0).add(X[20:], Y[20:])
     assert np.allclose(model.decision_function(X.numpy()), rest(X).numpy(), rtol=0, atol=1e-8)
     regressor = estimators.LSSVMRegressor(scale="std").fit(X.numpy(), X[:, 0].numpy())
     assert np.abs(regressor.predict(X.numpy()) - X[:, 0].numpy()).max() < 0.1

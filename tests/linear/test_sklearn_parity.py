@@ -38,7 +38,7 @@ def agree(head, model, x):
 def test_ridge_classifier(name, standardised, form):
     x, y = load(name, standardised)
     K = int(y.max()) + 1
-    grid = LSSVMHead(x.shape[1], K).add(x, y).grid
+    grid = LSSVMHead(x.shape[1], K, rho=1.0).add(x, y).grid
     snapped = grid.snap(x)
     head = (
         LSSVMHead(x.shape[1], K, rho=2.0, grid=grid)
@@ -59,7 +59,7 @@ def test_ridge_classifier(name, standardised, form):
 def test_balanced_ridge_classifier(name):
     x, y = load(name)
     K = int(y.max()) + 1
-    head = LSSVMHead(x.shape[1], K, class_weight="balanced").add(x, y)
+    head = LSSVMHead(x.shape[1], K, class_weight="balanced", rho=1.0).add(x, y)
     snapped = head.grid.snap(x).numpy()
 
     def reference(keep):
@@ -97,7 +97,7 @@ def test_sample_weights(real):
         else torch.randint(0, 4, (len(x),), generator=generator)
     )
     target = x[:, :1].clone()
-    head = LSSVMHead(12, 1, grid=None if real else "auto").add(x[:, 1:], target, weight=weight)
+    head = LSSVMHead(12, 1, grid=None if real else "auto", rho=1.0).add(x[:, 1:], target, weight=weight)
     snapped = x[:, 1:] if real else head.grid.snap(x[:, 1:])
     goal = target if real else head.statistics.target_grid.snap(target)
     model = linear_model.Ridge(alpha=1.0, solver="cholesky").fit(
@@ -115,8 +115,8 @@ def test_what_the_grid_costs(name, standardised):
     """20 bits against the same features ungridded: how far scores move, and how many training predictions."""
     x, y = load(name, standardised)
     K = int(y.max()) + 1
-    gridded = LSSVMHead(x.shape[1], K).add(x, y)
-    plain = LSSVMHead(x.shape[1], K, grid=None).add(x, y)
+    gridded = LSSVMHead(x.shape[1], K, rho=1.0).add(x, y)
+    plain = LSSVMHead(x.shape[1], K, grid=None, rho=1.0).add(x, y)
     moved = float((gridded(x) - plain(x)).abs().max())
     changed = int((gridded.predict(x) != plain.predict(x)).sum())
     print(
@@ -133,9 +133,11 @@ def test_every_third_sample_removed(name, standardised, form):
     """Every class stays: the sets are sorted by class, so that their first third may be one."""
     x, y = load(name, standardised)
     K = int(y.max()) + 1
-    grid = LSSVMHead(x.shape[1], K).add(x, y).grid
+    grid = LSSVMHead(x.shape[1], K, rho=1.0).add(x, y).grid
     x = grid.snap(x)
-    head = (LSSVMHead(x.shape[1], K, grid=grid) if form == "statistics" else CompactLSSVMHead(x.shape[1], K)).add(x, y)
+    head = (
+        LSSVMHead(x.shape[1], K, grid=grid, rho=1.0) if form == "statistics" else CompactLSSVMHead(x.shape[1], K)
+    ).add(x, y)
     keep = np.arange(len(x)) % 3 > 0
     head.remove(x[::3], y[::3])
     snapped = grid.snap(x)
@@ -168,7 +170,7 @@ def test_ridge_regression_as_given(name, intercept, weighted, form):
 
 def test_multiplicities_without_statistics():
     x, y = load("wine")
-    grid = LSSVMHead(x.shape[1], 3).add(x, y).grid
+    grid = LSSVMHead(x.shape[1], 3, rho=1.0).add(x, y).grid
     weight = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(2))
     x = snapped = grid.snap(x)
     head = CompactLSSVMHead(x.shape[1], 3).add(x, y, weight=weight)

@@ -32,7 +32,7 @@ class Head(RuleBasedStateMachine):
     )
     def start(self, per_class, intercept, rho):
         self.options = {"grid": GRID, "per_class": per_class, "intercept": intercept, "rho": rho}
-        self.head = LSSVMHead(6, K, **self.options)
+        self.head = LSSVMHead(6, K, **({"rho": 1.0} | self.options))
         self.held: list[tuple[int, int]] = []
 
     def some(self, data, most=5):
@@ -74,7 +74,7 @@ class Head(RuleBasedStateMachine):
     @rule(index=picks)
     def merge_and_split(self, index):
         pairs = [(i, (i + 1) % K) for i in index]
-        other = LSSVMHead(6, K, **self.options).add(*self.arrays(pairs))
+        other = LSSVMHead(6, K, **({"rho": 1.0} | self.options)).add(*self.arrays(pairs))
         self.head += other
         if len(pairs) % 2:
             self.head -= other
@@ -97,7 +97,7 @@ class Head(RuleBasedStateMachine):
 
     @rule()
     def save_and_load(self):
-        head = LSSVMHead(6, K, **self.options)
+        head = LSSVMHead(6, K, **({"rho": 1.0} | self.options))
         head.load_state_dict(self.head.state_dict())
         self.head = head
 
@@ -105,14 +105,14 @@ class Head(RuleBasedStateMachine):
     def digest_is_that_of_the_survivors(self):
         if not hasattr(self, "head"):
             return
-        fresh = LSSVMHead(6, K, **self.options).add(*self.arrays(sorted(self.held)))
+        fresh = LSSVMHead(6, K, **({"rho": 1.0} | self.options)).add(*self.arrays(sorted(self.held)))
         assert self.head.digest() == fresh.digest()
         assert self.head.n == len(self.held)
 
     def teardown(self):
         if not getattr(self, "held", None):
             return
-        fresh = LSSVMHead(6, K, **self.options).add(*self.arrays(sorted(self.held)))
+        fresh = LSSVMHead(6, K, **({"rho": 1.0} | self.options)).add(*self.arrays(sorted(self.held)))
         self.head.refresh()
         assert torch.equal(self.head.w, fresh.w)
         assert torch.equal(self.head.b, fresh.b)
@@ -152,7 +152,7 @@ def test_a_million_single_updates():
     """1,000,000 adds and removes of one sample at J=16: the digest at the end, and no drift."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(1000, 16, generator=generator), torch.randint(2, (1000,), generator=generator)
-    head = LSSVMHead(16, 2, grid=GRID)
+    head = LSSVMHead(16, 2, grid=GRID, rho=1.0)
     held = torch.zeros(1000, dtype=torch.bool)
     order = torch.randint(1000, (1_000_000,), generator=generator).tolist()
     inside = [False] * 1000
@@ -163,7 +163,7 @@ def test_a_million_single_updates():
             head.add(x[i : i + 1], y[i : i + 1])
         inside[i] = not inside[i]
     held = torch.tensor(inside)
-    fresh = LSSVMHead(16, 2, grid=GRID).add(x[held], y[held])
+    fresh = LSSVMHead(16, 2, grid=GRID, rho=1.0).add(x[held], y[held])
     assert head.digest() == fresh.digest()
     assert head.drift() == 0.0
     assert torch.equal(head.w, fresh.w)

@@ -33,7 +33,7 @@ Y = torch.arange(900) % K
 
 
 def head(**options: Any) -> LSSVMHead:
-    return LSSVMHead(J, K, **({"grid": GRID} | options))
+    return LSSVMHead(J, K, **({"grid": GRID, "rho": 1.0} | options))
 
 
 def run_threads(*jobs: Callable[[], None]) -> None:
@@ -127,7 +127,7 @@ def test_a_checkpoint_beside_a_writer_is_of_one_state() -> None:
 def test_readers_of_a_clean_head_do_not_wait() -> None:
     h = head().add(X, Y)
     expected = h(X[:5])
-    with h.locked():
+    with h._lock:
         run_threads(lambda: torch.testing.assert_close(h(X[:5]), expected))
 
 
@@ -142,10 +142,10 @@ def test_a_forked_child_has_a_lock_of_its_own() -> None:
     code = """
 import os, threading, torch
 from torchlssvm import LSSVMHead
-head = LSSVMHead(4, 2).add(torch.randn(9, 4), torch.arange(9) % 2)
+head = LSSVMHead(4, 2, rho=1.0).add(torch.randn(9, 4), torch.arange(9) % 2)
 held, leave = threading.Event(), threading.Event()
 def hold():
-    with head.locked():
+    with head._lock:
         held.set(); leave.wait()
 thread = threading.Thread(target=hold); thread.start(); held.wait()
 child = os.fork()
@@ -158,7 +158,7 @@ code = os.waitpid(child, 0)[1]; leave.set(); thread.join(); raise SystemExit(cod
 
 def test_copies_have_locks_of_their_own() -> None:
     h = head().add(X[:9], Y[:9])
-    with h.locked():
+    with h._lock:
         for other in (copy.deepcopy(h), pickle.loads(pickle.dumps(h))):
             run_threads(lambda other=other: other.add(X[9:], Y[9:]) and None)
 
@@ -251,7 +251,7 @@ rng = random.Random(seed)
 generator = torch.Generator().manual_seed(seed)
 J, K = 48, 3
 X = torch.randn(3000, J, generator=generator).clamp(-4, 4); Y = torch.arange(3000) % K
-base = LSSVMHead(J, K, grid=FixedPoint(8.0)).add(X[:1500], Y[:1500])
+base = LSSVMHead(J, K, grid=FixedPoint(8.0), rho=1.0).add(X[:1500], Y[:1500])
 counts = {"before": 0, "after": 0, "refused": 0}
 for round in range(times):
     head = copy.deepcopy(base); head.w

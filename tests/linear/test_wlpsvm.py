@@ -193,11 +193,13 @@ def test_more_than_two_classes_share_one_matrix(option):
 def test_weights_change_at_any_time_without_data():
     X, Y = samples(9, 81)
     x, y = torch.from_numpy(X), torch.from_numpy(Y > 0).long()
-    head = LSSVMHead(7, 2, intercept="penalized", grid=GRID, per_class=True).add(x, y)
+    head = LSSVMHead(7, 2, intercept="penalized", grid=GRID, per_class=True, rho=1.0).add(x, y)
     digest = head.digest()
     for weight in ("complement", torch.tensor([0.1, 5.0]), "balanced", None, [3.0, 1.0]):
         head.class_weight = weight
-        fresh = LSSVMHead(7, 2, intercept="penalized", grid=GRID, per_class=True, class_weight=weight).add(x, y)
+        fresh = LSSVMHead(7, 2, intercept="penalized", grid=GRID, per_class=True, class_weight=weight, rho=1.0).add(
+            x, y
+        )
         assert torch.equal(head.w, fresh.w)
         assert torch.equal(head.b, fresh.b)
         head.remove(x[:5], y[:5])
@@ -209,7 +211,9 @@ def test_weights_change_at_any_time_without_data():
 def test_one_class_alone_and_then_two():
     X, Y = samples(5, 5)
     x, y = torch.from_numpy(X), torch.from_numpy(Y > 0).long()
-    head = LSSVMHead(7, 2, intercept="penalized", class_weight="complement", grid=GRID).add(x[y == 0], y[y == 0])
+    head = LSSVMHead(7, 2, intercept="penalized", class_weight="complement", grid=GRID, rho=1.0).add(
+        x[y == 0], y[y == 0]
+    )
     assert bool((head.predict(x[y == 0]) == 0).all())  # (17) would weigh it by zero: nothing is rare then
     head.add(x[y == 1], y[y == 1])
     assert_equal(O_of(head), algorithm_2(X, Y, 1.0))

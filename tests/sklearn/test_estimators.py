@@ -340,7 +340,7 @@ def test_fit_solves_and_the_same_rows_leave_once() -> None:
     X, y = load_breast_cancer(return_X_y=True)
     names = np.array(["malignant", "benign"])[y]
     model = LSSVMClassifier().fit(X, names)
-    with replaced(LSSVMHead, "solve", Failing(AssertionError("solved at the first prediction"))):
+    with replaced(LSSVMHead, "_solve", Failing(AssertionError("solved at the first prediction"))):
         model.predict(X)
     model.partial_unfit(X[:5], names[:5])
     before = model.head_.digest()

@@ -32,14 +32,14 @@ def same(head, fresh):
     head.refresh()
     fresh.refresh()
     assert head.digest() == fresh.digest()
-    assert all(torch.equal(value, fresh.derived()[name]) for name, value in head.derived().items())
+    assert all(torch.equal(value, fresh._derived()[name]) for name, value in head._derived().items())
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["weights read before", "not read"])
 def test_erasure_of_a_subject_ends_at_a_fresh_head(tmp_path, read):
     store, x, y = filled(tmp_path / "s")
     if read:
-        store.head.solve()
+        store.head._solve()
     copy_with_all = copy.deepcopy(store.head)
     store.apply(Relabel(ids=["s50"], y=[(int(y[50]) + 1) % K]))
     store.apply(Replace(ids=["s51"], x=x[51:52] + 0.5))
@@ -83,7 +83,7 @@ def test_a_head_whose_rows_or_weights_are_not_those_of_its_statistics_fails_veri
 
 def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
     store, x, y = filled(tmp_path / "s")
-    store.head.solve()
+    store.head._solve()
     w = store.head.w.clone()
     store.close()
     (file,) = (tmp_path / "s").glob("*.snapshot.pt")
@@ -108,7 +108,7 @@ def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="9"):
         store.apply([Remove(ids=["s2"]), Relabel(ids=["s3"], y=[9])])
     assert store.head.digest() == digest
-    assert all(torch.equal(v, store.head.derived()[k]) for k, v in derived.items() if k == "active")
+    assert all(torch.equal(v, store.head._derived()[k]) for k, v in derived.items() if k == "active")
     torch.testing.assert_close(store.head.w, derived["w"], rtol=1e-12, atol=1e-12)
     assert store.stats()["digest"] == digest
     store.head.rho = 3.0
@@ -122,7 +122,7 @@ def test_a_store_with_a_head_on_a_gpu(tmp_path):
     with SampleStore(tmp_path / "s", head=MarginHead(J, K, rho=1.0, grid=GRID, device="cuda")) as store:
         ids, x, y = samples()
         store.apply(Add(ids=ids, x=x, y=y, subject=[f"u{i % 8}" for i in range(N)]))
-        store.head.solve()
+        store.head._solve()
         store.apply(Relabel(ids=["s9"], y=[1]))
         store.apply(Remove(subject="u3", event_id="e"))
         y[9] = 1

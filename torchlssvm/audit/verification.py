@@ -316,9 +316,9 @@ def check_head(given: Examined) -> Check:
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not has_expected_digest(given):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    if head.keeps_rows:
+    if head._keeps_rows:
         check_rows_held(head, given.store)
-    used_values, largest = head.derived(), 0.0
+    used_values, largest = head._derived(), 0.0
     for name, solved in head._derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(LEAST_DIVISOR, float(solved.abs().max())) if solved.numel() else 1.0
@@ -335,11 +335,11 @@ def check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
     """Check that a head which keeps its rows holds those of the store or, without it, those that its statistics are of."""
     fresh = type(head).from_config(head.config(), device=head.device)
     if store is None:
-        fresh.adopt(head.sample_state())
+        fresh._adopt(head._sample_state())
         if fresh.digest() != head.digest():
             raise VerificationError("the head's digest is not that of the rows it holds")
         return
-    mine, theirs = head.sample_state(), store.relearn(fresh).sample_state()
+    mine, theirs = head._sample_state(), store.relearn(fresh)._sample_state()
     if any(mine[name].shape != rows.shape or not mine[name].equal(rows) for name, rows in theirs.items()):
         raise VerificationError("the head holds other rows than the store")
 
@@ -360,7 +360,7 @@ def check_rho(given: Examined) -> Check | None:
         return Check("rho", Outcome.KEPT, facts)
     if not choice.rule or not isinstance(head, LSSVMHead) or given.fast:
         return Check("rho", Outcome.NOT_CHECKED, facts)
-    above = excess(head.view(), head.rho)
+    above = excess(head._view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:
         raise VerificationError(
             f"rho is {head.rho!r}, and its error lies {above:.2g} above the least: the samples held do not give it by GCV"
@@ -371,7 +371,7 @@ def check_rho(given: Examined) -> Check | None:
 def check_calibration(given: Examined) -> Check | None:
     """Check the calibration, which samples that are gone must not have shaped."""
     head, cert, store, opening = given.machine, given.cert, given.store, given.opening
-    if "calibration" not in head.data_choices.made:
+    if "calibration" not in head._choices.made:
         return None
     calibration = head.calibration
     if calibration is None:

@@ -105,7 +105,7 @@ class Corrector:
         self.unusable: set[str] = set()
         """Samples that arrived here, cannot be learned, and were to be removed."""
         if isinstance(head, LinearHead):
-            head.drop_membership("its rows are checked by a store, or by the ids and hashes of a Corrector")
+            head._drop_membership("its rows are checked by a store, or by the ids and hashes of a Corrector")
         elif not hasattr(head, "ids"):
             raise ValueError(f"events are for a linear head or a kernel machine, got {type(head).__name__}")
 

@@ -5,10 +5,10 @@ bit, that of one machine with all the data, whatever the number of ranks, the sp
 (35) and (38); algorithm 4 is :class:`Delta`, algorithm 5 :func:`merge`, both together on torch.distributed :func:`sync`).
 
 **Pending.** A head that takes part holds its sums and, beside them, those of what this rank changed since ranks last agreed:
-``head.pending``. ``sync`` adds up what is pending everywhere, checks the sum, and makes it the agreed state only after every
-rank has accepted it: all or none. A second ``sync`` changes nothing. Between syncs a rank answers from what was agreed on and
-its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and ``reduce_to``: saving,
-reading and predicting on one rank alone wait for no other rank.
+a second ``Statistics``. ``sync`` adds up what is pending everywhere, checks the sum, and makes it the agreed state only
+after every rank has accepted it: all or none. A second ``sync`` changes nothing. Between syncs a rank answers from what was
+agreed on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
+``reduce_to``: saving, reading and predicting on one rank alone wait for no other rank.
 
 **Deltas.** What ``Delta.take`` takes stays pending in the head until it is handed over: saved, merged or committed. A save that
 fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused. Every

@@ -57,15 +57,15 @@ def sums_of(head: LSSVMHead) -> Statistics:
 
 def pending_rows(head: LSSVMHead) -> RowCounts | None:
     """Return the rows that are pending in a head; None if they are not known."""
-    head.rows.flush()
-    if head.pending.tracking is Tracking.ALL:
-        return None if head.rows.unchecked is not None else head.rows.held
-    return head.rows.changed
+    head._rows.flush()
+    if head._pending.tracking is Tracking.ALL:
+        return None if head._rows.unchecked is not None else head._rows.held
+    return head._rows.changed
 
 
 def refuse_lost(head: LSSVMHead) -> None:
     """ValueError for a head that was saved with removals pending: what changed is not known."""
-    if head.pending.tracking is Tracking.LOST:
+    if head._pending.tracking is Tracking.LOST:
         raise ValueError(
             "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
             "the samples held are right, but what changed since the last agreement is not known. If the others hold the same "
@@ -76,22 +76,22 @@ def refuse_lost(head: LSSVMHead) -> None:
 
 def begin(head: LSSVMHead, digest: str | None, epoch: int) -> None:
     """Take what a head holds for what was agreed on: nothing is pending."""
-    head.rows.flush()
-    head.pending.restart(sums_of(head).zero(), digest, epoch)
-    head.rows.changed = None if head.rows.unchecked is not None else RowCounts()
+    head._rows.flush()
+    head._pending.restart(sums_of(head).zero(), digest, epoch)
+    head._rows.changed = None if head._rows.unchecked is not None else RowCounts()
 
 
 def replace_held(head: LSSVMHead, sums: Statistics, rows: RowCounts | None, key: bytes | None) -> None:
     """Replace what a head holds by other sums (their parts, not copies) and rows."""
-    with head.changing():
+    with head._changing():
         sums_of(head).take_over(sums)
         if sums.empty:
-            head.rows.changed = None
-            head.rows.clear()
+            head._rows.changed = None
+            head._rows.clear()
         else:
-            head.rows.replace(rows, key, UNKNOWN_ROWS)
-        head.data_choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
-        head.solver.reset()
+            head._rows.replace(rows, key, UNKNOWN_ROWS)
+        head._choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
+        head._solver.reset()
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def locked(*targets: Any) -> Iterator[None]:
     heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
     with ExitStack() as stack:
         for _, head in sorted(heads.items()):
-            stack.enter_context(head.locked())
+            stack.enter_context(head._lock)
         yield
 
 
@@ -165,7 +165,7 @@ class Delta:
             per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
         )  # fmt: skip
         delta = cls(out, fingerprint=fingerprint_of(target, fingerprint))
-        delta.key = head_of(target).rows.key or delta.key
+        delta.key = head_of(target)._rows.key or delta.key
         return delta
 
     @classmethod
@@ -183,10 +183,10 @@ class Delta:
         with locked(target):
             head = head_of(target)
             refuse_lost(head)
-            head.solve()  # removals that cannot be are found here
-            stats, pending = sums_of(head), head.pending
+            head._solve()  # removals that cannot be are found here
+            stats, pending = sums_of(head), head._pending
             delta = cls(pending.sums(stats).copy(), fingerprint=fingerprint_of(target, fingerprint))
-            rows, delta.key = pending_rows(head), head.rows.key or delta.key
+            rows, delta.key = pending_rows(head), head._rows.key or delta.key
             delta.rows, delta.weights = None if rows is None else rows.copy(), dict(pending.weights)
             delta.uncertifiable = head.uncertifiable
             name = pending.named(stats)
@@ -300,7 +300,7 @@ class Delta:
         """ValueError if the changes have left the head since, or the head has other classes now."""
         if self.source is None:
             return
-        pending = self.source.pending
+        pending = self.source._pending
         if pending.id != self.id or pending.tracking is Tracking.LOST:
             raise ValueError(
                 f"the changes of the delta {self.id} are no longer pending in their head: they left it with another delta, a "
@@ -313,13 +313,13 @@ class Delta:
         head, self.source = self.source, None
         if head is None:
             return
-        pending, rows, weights = head.pending, pending_rows(head), dict(head.pending.weights)
+        pending, rows, weights = head._pending, pending_rows(head), dict(head._pending.weights)
         rest = pending.sums(sums_of(head)) - self.statistics.to(head.device)
         pending.restart(rest, None, pending.epoch)
         pending.merged = pending.merged | {self.id}  # its samples are here: it must not come back
         pending.weights = weights
         add_counts(pending.weights, self.weights, -1)
-        head.rows.changed = None if rows is None or self.rows is None else rows.plus(self.rows, -1)
+        head._rows.changed = None if rows is None or self.rows is None else rows.plus(self.rows, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
@@ -344,7 +344,7 @@ def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
     """ValueError for a delta that a head must not take: its own, one that it has, or one of other features."""
     if delta.source is head:
         raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
-    head.pending.refuse_twice(delta.names)
+    head._pending.refuse_twice(delta.names)
     if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
         raise ValueError(f"the delta {delta.id} is of features with fingerprint {delta.fingerprint}, here it is {mine}")
     sums_of(head).compatible(delta.statistics.to(head.device))
@@ -366,8 +366,8 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
-        head.solve()  # what is pending and doubtful is not this call's fault
-        total, changed = sums_of(head).zero(), _rows_of(deltas, head.rows.key)
+        head._solve()  # what is pending and doubtful is not this call's fault
+        total, changed = sums_of(head).zero(), _rows_of(deltas, head._rows.key)
         for delta in deltas:
             total.merge(delta.statistics.to(head.device))
         total.canonicalize()
@@ -375,10 +375,10 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
             _add_sums(head, total, changed)
         for delta in deltas:
             delta.hand_over()
-            add_counts(head.pending.weights, delta.weights)
+            add_counts(head._pending.weights, delta.weights)
             head._mark_uncertifiable(delta.uncertifiable)
-        head.pending.merged = head.pending.merged | set(names)
-        head.pending.carried = head.pending.carried | set(names)
+        head._pending.merged = head._pending.merged | set(names)
+        head._pending.carried = head._pending.carried | set(names)
         return head
 
 
@@ -395,25 +395,25 @@ def _rows_of(deltas: tuple[Delta, ...], key: bytes | None) -> RowCounts | None:
 def _add_sums(head: LSSVMHead, total: Statistics, changed: RowCounts | None) -> None:
     """Add sums; RemovalError, with nothing changed, if the result could not be that of samples."""
     stats = sums_of(head)
-    rows, key = head.rows.joined(changed, head.rows.key), head.rows.key or shared_key()
-    with head.changing():
+    rows, key = head._rows.joined(changed, head._rows.key), head._rows.key or shared_key()
+    with head._changing():
         before = stats.copy()
         stats.merge(total)
         try:
             check_held(stats, set(total.group_sums()), shrunk=rows is None)
         except RemovalError:
             stats.take_over(before)
-            head.solver.reset()
+            head._solver.reset()
             raise
-        head.pending.merge(total, 1)
-        head.pending.shrunk = True
-        if head.rows.changed is not None and rows is not None and changed is not None:
-            head.rows.changed = head.rows.changed.plus(changed)
+        head._pending.merge(total, 1)
+        head._pending.shrunk = True
+        if head._rows.changed is not None and rows is not None and changed is not None:
+            head._rows.changed = head._rows.changed.plus(changed)
         if stats.empty:
-            head.rows.clear()
+            head._rows.clear()
         else:
-            head.rows.replace(rows, key, UNKNOWN_ROWS)
-        head.solver.reset()
+            head._rows.replace(rows, key, UNKNOWN_ROWS)
+        head._solver.reset()
 
 
 @exactly
@@ -424,9 +424,9 @@ def agree(target: Any) -> LSSVMHead:
     """
     with locked(target):
         head = head_of(target)
-        head.solve()
+        head._solve()
         stats = sums_of(head)
-        begin(head, "" if stats.empty else stats.digest(), head.pending.epoch)
+        begin(head, "" if stats.empty else stats.digest(), head._pending.epoch)
         return head
 
 
@@ -449,7 +449,7 @@ def status(target: Any) -> Status:
     """
     with locked(target):
         head = head_of(target)
-        stats, pending = sums_of(head), head.pending
+        stats, pending = sums_of(head), head._pending
         return Status(pending.epoch, pending.agreed_digest(stats), pending.some(stats))
 
 
@@ -459,11 +459,11 @@ def discard(target: Any) -> LSSVMHead:
     with locked(target):
         head = head_of(target)
         refuse_lost(head)
-        pending, stats, changed = head.pending, sums_of(head), pending_rows(head)
+        pending, stats, changed = head._pending, sums_of(head), pending_rows(head)
         agreed = pending.agreed_sums(stats)
         digest, merged = pending.agreed, pending.merged - pending.carried
-        rows = None if changed is None or head.rows.unchecked is not None else head.rows.held.plus(changed, -1)
-        replace_held(head, agreed, rows, head.rows.key)
+        rows = None if changed is None or head._rows.unchecked is not None else head._rows.held.plus(changed, -1)
+        replace_held(head, agreed, rows, head._rows.key)
         begin(head, digest, pending.epoch)
         pending.merged = merged
         return head

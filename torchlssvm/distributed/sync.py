@@ -125,8 +125,8 @@ def _run(target: Any, group: Any, to: int | None, delta: Delta | None, fingerpri
         digest = settle(peers, to, total, rows if receives else None, messages)
         key = next((m["key"] for m in messages if m["key"] is not None), None)
         replace_held(mine.head, total, rows, None if key is None else bytes.fromhex(key))
-        begin(mine.head, digest, mine.head.pending.epoch + 1)
-    mine.head.pending.merged = mine.head.pending.merged | merged
+        begin(mine.head, digest, mine.head._pending.epoch + 1)
+    mine.head._pending.merged = mine.head._pending.merged | merged
     if delta is not None:
         delta.hand_over()
     if receives:
@@ -140,11 +140,11 @@ class Contribution:
     def __init__(self, target: Any, delta: Delta | None, fingerprint: str | None):
         self.head, self.fingerprint = head_of(target), fingerprint
         refuse_lost(self.head)
-        pending = self.head.pending
+        pending = self.head._pending
         self.held = sums_of(self.head)
         self.own = self.sums = pending.sums(self.held)
         self.own_rows = self.rows = pending_rows(self.head)
-        self.weights, self.key, self.merged = dict(pending.weights), self.head.rows.key, pending.merged
+        self.weights, self.key, self.merged = dict(pending.weights), self.head._rows.key, pending.merged
         self.names: set[Any] = {pending.id} - {None} | pending.carried if pending.some(self.held) else set()
         self.shrunk, self.uncertifiable = pending.shrunk, self.head.uncertifiable
         if delta is not None:
@@ -166,16 +166,16 @@ class Contribution:
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < size):
             raise ValueError(f"rank must be an int in 0..{size - 1}, got {to!r}")
         check_enough(self.sums, self.rows, min_samples)
-        head, held, pending = self.head, self.held, self.head.pending
+        head, held, pending = self.head, self.held, self.head._pending
         decided = held if self.sums.kind is None else self.sums
-        known = self.rows is not None and head.rows.unchecked is None
+        known = self.rows is not None and head._rows.unchecked is None
         weight = head.class_weight
         return {
             "form": {
                 "in_features": held.in_features, "num_classes": held.num_classes, "per_class": held.per_class,
                 "folds": held.folds, "normalize": held.normalize, "scale": held.scale,
                 "intercept": head.intercept, "multiclass": head.multiclass,
-                "rho": head.data_choices.rho_rule or head.rho,
+                "rho": head._choices.rho_rule or head.rho,
                 "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": self.fingerprint, "destination": to,
             },
@@ -184,7 +184,7 @@ class Contribution:
             "names": sorted(self.names), "merged": sorted(self.merged), "uncertifiable": self.uncertifiable,
             "groups": sorted({*self.sums.group_sums(), *self.own.group_sums()}), "gross": self.sums.bound,
             "agreed_gross": 0.0 if self.own is held else held.bound + self.own.bound, "shrunk": self.shrunk, "known": known,
-            "key": self.key.hex() if known and self.key is not None and (len(head.rows.held) or self.rows) else None,
+            "key": self.key.hex() if known and self.key is not None and (len(head._rows.held) or self.rows) else None,
         }  # fmt: skip
 
     def refuse_added_twice(self, peers: Peers) -> None:
@@ -238,7 +238,7 @@ class Contribution:
             return None
         assert self.rows is not None
         assert self.own_rows is not None
-        total = self.head.rows.held.plus(self.own_rows, -1)
+        total = self.head._rows.held.plus(self.own_rows, -1)
         for part in peers.gather(torch.from_numpy(self.rows.to_array())):
             if receives:
                 total = total.plus(RowCounts.from_array(part.numpy()))

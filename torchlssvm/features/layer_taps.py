@@ -31,7 +31,7 @@ class LayerTaps(nn.Module):
 
     For each tapped layer: pool its output over positions, normalize the pooled values, and, if all of them together exceed
     ``max_features``, multiply them by a fixed random matrix of signs. Layers keep columns of their own (``groups``), so that
-    ``head.select(groups=taps.groups)`` can choose among them.
+    ``column_selection.select(head, taps.groups)`` can choose among them.
 
     **The network passed in is frozen** and put in eval mode. Its weights and its layers stay as they are. When an error is
     raised the network is as it was.

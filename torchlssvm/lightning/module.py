@@ -260,9 +260,9 @@ class LSSVMModule(LightningModule):
         self._synchronize()
         head = self.head
         if self.hparams["rho"] == "kfold":
-            if not self.learner.empty and self._rho_version != head.version:
+            if not self.learner.empty and self._rho_version != head._state_version:
                 head.select_rho(method="kfold")
-                self._rho_version = head.version
+                self._rho_version = head._state_version
         elif isinstance(head, LSSVMHead):
             if self.learner.store is not None:
                 self.learner.store.refresh()

@@ -80,18 +80,18 @@ def copy_from_first(head: Any) -> None:
     """Copy the samples and rho of the first rank's head to all ranks."""
     if not are_several() or not isinstance(head, LinearHead):
         return
-    state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else {})
-    rho, chosen = share((head.solver.options.rho, head.data_choices.made.get("rho")))
+    state = share({k: v.cpu() for k, v in head._sample_state().items()} if is_first() else {})
+    rho, chosen = share((head._solver.options.rho, head._choices.made.get("rho")))
     if not is_first():
         adopt(head, state)
         head.rho = rho
         if chosen is not None:
-            head.data_choices.made["rho"] = chosen
+            head._choices.made["rho"] = chosen
 
 
 def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:
     """Replace a head's samples by those of another rank."""
-    head.adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+    head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
 
 
 def agree_on_grid(head: Any, x: Tensor) -> None:

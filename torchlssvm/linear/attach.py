@@ -584,7 +584,7 @@ class AttachedClassifier(nn.Module):
                 samples.clear()
             raise
         if aside is not None:
-            with head.locked():
+            with head._lock:
                 if anew:
                     head.clear()
                 head.merge(aside)

@@ -68,8 +68,8 @@ class LiveBuffers(dict[str, Any]):
         """Publish the current values. C, which is large, is left alone where it was written for the same state."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         head = self.head
-        with head.locked(), torch.inference_mode(False), torch.no_grad():
-            head.check_whole()
+        with head._lock, torch.inference_mode(False), torch.no_grad():
+            head._check_whole()
             for name in [n for n in names if n in head._buffer_names]:
                 old = super().get(name)
                 # In a process group nothing shows that it is unchanged: DistributedDataParallel writes to buffers.
@@ -81,14 +81,14 @@ class LiveBuffers(dict[str, Any]):
                 elif shared or old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
                     old.copy_(value)  # on a device without a comparison, which would wait for it
                 if name == "C":
-                    self._inverse_of = (head.version, head.solver.stamp, old, old._version)
+                    self._inverse_of = (head._state_version, head._solver.stamp, old, old._version)
 
     def _is_current(self, C: Tensor | None) -> bool:
         """Tell if C is what was last written, for the state that the head is in."""
         if C is None or self._inverse_of is None:
             return False
         *state, written, version = self._inverse_of
-        return state == [self.head.version, self.head.solver.stamp] and written is C and C._version == version
+        return state == [self.head._state_version, self.head._solver.stamp] and written is C and C._version == version
 
     def __getitem__(self, name: str) -> Any:
         self.refresh([name])
@@ -113,9 +113,9 @@ class LiveBuffers(dict[str, Any]):
 def published(head: Any, name: str) -> Tensor:
     """The value of a buffer."""
     if name == "C":
-        P: Tensor = head.solve(inverse=True)[2]
+        P: Tensor = head._solve(inverse=True)[2]
         return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
-    value: Tensor = head.solve()[0 if name == "w" else 1]
+    value: Tensor = head._solve()[0 if name == "w" else 1]
     return value
 
 
@@ -131,7 +131,7 @@ def pack(meta: dict[str, Any]) -> Tensor:
 
 def save_options(head: LinearHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Options and choices made from data, as JSON fields, and the tensor of a calibration that is not void."""
-    weight, choices = head.class_weight, head.data_choices
+    weight, choices = head.class_weight, head._choices
     numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
     meta: dict[str, Any] = {
         "rho": head.rho,
@@ -157,7 +157,7 @@ def save(head: LinearHead) -> dict[str, Tensor]:
 def _least_squares_parts(head: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     stats = head.statistics
     out = {"P": head.P.clone()}
-    out |= {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
+    out |= {f"solution.{k}": v.clone() for k, v in head._solver.state().items()}
     out |= {f"statistics.{k}": v for k, v in stats.state().items()}
     meta: dict[str, Any] = {
         "multiclass": head.multiclass,
@@ -165,28 +165,28 @@ def _least_squares_parts(head: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "digest": stats.digest() if stats.exact else None,
         "unchecked": head.unchecked,
     }
-    if head.checked:
-        out["membership"] = bytes_to_tensor(head.rows.to_bytes())
+    if head.unchecked is None:
+        out["membership"] = bytes_to_tensor(head._rows.to_bytes())
     if stats.exact:
         mark_pending(head)
-        meta["pending"], changes = head.pending.save()
+        meta["pending"], changes = head._pending.save()
         out |= {f"pending.{k}": v for k, v in changes.items()}
-        if changes and head.rows.changed is not None:
-            out["pending.rows"] = torch.from_numpy(head.rows.changed.to_array())
+        if changes and head._rows.changed is not None:
+            out["pending.rows"] = torch.from_numpy(head._rows.changed.to_array())
     return meta, out
 
 
 def mark_pending(head: LSSVMHead) -> None:
     """Give what is pending an id, before it is copied or saved, and note whether removals are part of it."""
-    head.rows.flush()
-    head.pending.named(head.statistics)
-    if head.rows.changed is not None:
-        head.pending.shrunk = head.rows.changed.negative > 0
+    head._rows.flush()
+    head._pending.named(head.statistics)
+    if head._rows.changed is not None:
+        head._pending.shrunk = head._rows.changed.negative > 0
 
 
 def _margin_parts(head: MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     meta = {"digest": head.statistics.digest(), "per_class": head.statistics.per_class}
-    return meta, save_samples(head) | {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
+    return meta, save_samples(head) | {f"solution.{k}": v.clone() for k, v in head._solver.state().items()}
 
 
 def save_samples(head: MarginHead) -> dict[str, Tensor]:
@@ -300,9 +300,9 @@ def load(head: LinearHead, state: dict[str, Tensor]) -> LoadProblems:
             options, calibration = load_options(head, state, meta)
             choices = DataChoices.from_json(meta.get("made", {}), calibration)
             install = (_built_margin if margin else _built_least_squares)(head, state, meta, options)
-            with head.locked():
+            with head._lock:
                 install()
-                head.data_choices = choices
+                head._choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"{type(head).__name__}: {error}")
     return problems
@@ -342,7 +342,7 @@ def _built_margin(
         raise ValueError(f"per_class is {meta['per_class']} in the saved head and {head.statistics.per_class} here")
     statistics, rows = load_samples(head, state)
     _check_digest(statistics, meta["digest"])
-    solver = type(head.solver)(rows, statistics, options)
+    solver = type(head._solver)(rows, statistics, options)
     solver.restore({k[9:]: v for k, v in state.items() if k.startswith("solution.")})
     return lambda: head._replace_parts(statistics, rows, solver)
 
@@ -351,7 +351,7 @@ def _load_rows(
     head: LSSVMHead, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics, pending: Pending
 ) -> HeldRows:
     """The fingerprints of the rows held, as far as they were saved and this head wants them."""
-    rows = HeldRows(head.rows.impossible, head.rows.recorded)
+    rows = HeldRows(head._rows.impossible, head._rows.recorded)
     if rows.unchecked is not None:
         return rows
     if "membership" in state:
@@ -376,28 +376,28 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def freeze(head: LSSVMHead) -> dict[str, Any]:
     """Attributes of the head for pickling: pending rows are taken in, caches that can be rebuilt are left out."""
-    with head.locked(), torch.inference_mode(False), torch.no_grad():
-        head.solve()
-        head.solver.drop_raw_samples()
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        head._solve()
+        head._solver.drop_raw_samples()
         if head.statistics.exact:
             mark_pending(head)
-        return attributes(head) | {"_view": None}
+        return attributes(head) | {"_view_cache": None}
 
 
 def freeze_margin(head: MarginHead) -> dict[str, Any]:
     """Attributes of a margin head for pickling: matrices that can be rebuilt are left out."""
-    with head.locked(), torch.inference_mode(False), torch.no_grad():
-        head.solve()
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        head._solve()
         rows = head.samples.copy()
-        solver = type(head.solver)(rows, head.statistics, head._options)
-        solver.restore(head.solver.state())
-        return attributes(head) | {"samples": rows, "solver": solver}
+        solver = type(head._solver)(rows, head.statistics, head._options)
+        solver.restore(head._solver.state())
+        return attributes(head) | {"samples": rows, "_solver": solver}
 
 
 def attributes(head: LinearHead) -> dict[str, Any]:
     """Attributes of a head for :func:`thaw`: the buffers as they are; not its lock, its store and its published weights."""
     buffers = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
-    kept = {name: value for name, value in vars(head).items() if name not in ("_lock", "keeper")}
+    kept = {name: value for name, value in vars(head).items() if name not in ("_lock", "_keeper")}
     return kept | {"_published": None, "_buffers": buffers}
 
 
@@ -426,23 +426,23 @@ def move(head: LinearHead, device: torch.device) -> None:
     """Move everything to another device, or nothing: the state is built there first, and then replaces this one."""
     if device == head.device:
         return
-    with head.locked(), torch.inference_mode(False), torch.no_grad():
+    with head._lock, torch.inference_mode(False), torch.no_grad():
         options, statistics = options_on(head, device), head.statistics.to(device)
-        solution = {k: v.to(device, copy=True) for k, v in head.solver.state().items()}
+        solution = {k: v.to(device, copy=True) for k, v in head._solver.state().items()}
         if _keeps_rows(head):
             rows = head.samples.to(device)
-            active = type(head.solver)(rows, statistics, options)
+            active = type(head._solver)(rows, statistics, options)
             active.restore(solution)
             head._replace_parts(statistics, rows, active)
         else:
             least: Any = head
             solver = make_solver(statistics, options, head.multiclass)
             solver.restore(solution, least.P.to(device, copy=True))
-            least.rows.flush()  # products that wait to be hashed would stay behind on the old device
-            least._replace_parts(statistics, solver, least.rows, least.pending.to(device), least.uncertifiable)
+            least._rows.flush()  # products that wait to be hashed would stay behind on the old device
+            least._replace_parts(statistics, solver, least._rows, least._pending.to(device), least.uncertifiable)
         make_live(head)
 
 
 def _keeps_rows(head: Any) -> TypeGuard[MarginHead]:
     """True for a margin head, whose checkpoints hold its samples."""
-    return bool(head.keeps_rows)
+    return bool(head._keeps_rows)

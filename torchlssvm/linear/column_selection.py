@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """Result of :meth:`torchlssvm.LSSVMHead.select`.
+    """Result of :func:`select`.
 
     Attributes:
         head: a new head with the columns, scale and rho chosen.
@@ -95,19 +95,42 @@ def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
     return head.normalize if whole or head.normalize != "l2" else None
 
 
-def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
-    """A new head on some columns; see :meth:`torchlssvm.LSSVMHead.restrict`. columns: (k,), checked."""
+def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
+    """Return a new head on some of the columns, from the same statistics: as if it had learned those columns of every row.
+
+    Args:
+        head: the head, which stays as it is.
+        columns: (k,) numbers, each once; a slice; or a mask (J,).
+
+    The new head takes rows of k features, in the order given. After ``normalize="l2"`` the length is still that of the
+    full row, which the new head cannot know: it has ``normalize=None`` and takes columns of rows that were normalized
+    before, ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
+
+    >>> import torch
+    >>> from torchlssvm import LSSVMHead
+    >>> x, y = torch.randn(40, 6), torch.arange(40) % 2
+    >>> head = LSSVMHead(6, 2).add(x, y)
+    >>> part = restrict(head, [4, 1])
+    >>> part.digest() == LSSVMHead(2, 2, grid=head.grid).add(x[:, [4, 1]], y).digest()
+    True
+    """
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        return with_columns(head, check_columns(columns, head.in_features, head.device), head.scale)
+
+
+def with_columns(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
+    """Return a new head on checked columns (k,), with a scale of its own."""
     stats = head.statistics
     normalize = row_option(head, columns)
     config = head.config() | {"in_features": len(columns), "normalize": normalize, "scale": scale}
     out = type(head).from_config(config, device=head.device)
     sums = stats.restricted(columns, normalize, scale)
     if not sums.empty:
-        out.rows.drop(UNKNOWN_ROWS)
-        solver = make_solver(sums, out.solver.options, out.multiclass)
-        out._replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
-    if "rho" in head.data_choices.made:
-        out.data_choices.made["rho"] = head.data_choices.made["rho"]
+        out._rows.drop(UNKNOWN_ROWS)
+        solver = make_solver(sums, out._solver.options, out.multiclass)
+        out._replace_parts(sums, solver, out._rows, Pending(), head.uncertifiable)
+    if "rho" in head._choices.made:
+        out._choices.made["rho"] = head._choices.made["rho"]
     return out
 
 
@@ -120,9 +143,39 @@ def restricted_rows(head: LSSVMHead, columns: Tensor, x: Any) -> Tensor:
 
 
 def select(
+    head: LSSVMHead, columns: Any = None, rho: Any = None, scale: Any = None, method: str = "gcv", x: Any = None,
+    y: Any = None, *, weight: Any = None, ids: Any = None, score: str = "squared",
+) -> Selection:  # fmt: skip
+    """Choose columns, scale and rho from one set of statistics; the head stays as it is, the result has a new one.
+
+    Args:
+        head: the head whose statistics are judged.
+        columns: candidates: a list of columns as :func:`restrict` takes them, or a dict by name (such as the layers of a
+            network); None is all columns.
+        rho: values > 0; None: 100 around the scale of the data, for each candidate.
+        scale: candidates out of None and ``"std"``; None is the head's own.
+        method: ``"gcv"``, ``"loo"`` or ``"kfold"``, as for :meth:`torchlssvm.LSSVMHead.select_rho`.
+        x: (n, J), as added; for "loo", and for "kfold" by accuracy.
+        y: (n,) or (n, K), as added.
+        weight: (n,), as added.
+        ids: (n,), as added.
+        score: ``"squared"`` or ``"accuracy"``.
+
+    >>> import torch
+    >>> from torchlssvm import LSSVMHead
+    >>> x, y = torch.randn(60, 6), torch.arange(60) % 2
+    >>> x[:, 3] += 3 * y
+    >>> found = select(LSSVMHead(6, 2).add(x, y), {"left": [0, 1, 2], "right": [3, 4, 5]}, scale=(None, "std"))
+    >>> found.best.name, len(found.candidates), found.head.in_features
+    ('right', 4, 3)
+    """
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        return _select(head, columns, rho, scale, method, x, y, weight, ids, score)
+
+
+def _select(
     head: LSSVMHead, columns: Any, rho: Any, scale: Any, method: str, x: Any, y: Any, weight: Any, ids: Any, score: str
 ) -> Selection:
-    """Judge all candidates and make the best head; see :meth:`torchlssvm.LSSVMHead.select`."""
     parts = named_columns(columns, head.in_features, head.device)
     scales = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
     if not scales:
@@ -130,23 +183,25 @@ def select(
     for one in scales:
         checks.one_of(one, "scale", SCALES)
     if head.n == 0:
-        head.view()  # says that there is nothing to choose by
+        head._view()  # says that there is nothing to choose by
     judged = []
     for name, numbers in parts.items():
         rows = None if x is None else restricted_rows(head, numbers, x)
         for one in scales:
             start = time.perf_counter()
-            path = restrict(head, numbers, one).rho_path(rho, method, rows, y, weight=weight, ids=ids, score=score)
+            path = with_columns(head, numbers, one).select_rho(
+                rho, method, rows, y, weight=weight, ids=ids, score=score, apply=False
+            )
             error = float(path.errors[path.rhos == path.rho].amin())
             judged.append(Candidate(name, numbers, one, path.rho, error, time.perf_counter() - start, path))
     best = min(judged, key=lambda c: c.error)
-    out = restrict(head, best.columns, best.scale)
+    out = with_columns(head, best.columns, best.scale)
     out.rho = best.rho
-    out.data_choices.record("rho", method, len(best.path.rhos))
+    out._choices.record("rho", method, len(best.path.rhos))
     if len(parts) > 1:
-        out.data_choices.record("columns", method, len(parts), best.name)
+        out._choices.record("columns", method, len(parts), best.name)
     if len(scales) > 1:
-        out.data_choices.record("scale", method, len(scales), str(best.scale))
+        out._choices.record("scale", method, len(scales), str(best.scale))
     return Selection(out, best, tuple(judged))
 
 

@@ -18,8 +18,7 @@ from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.votes import votes
-from torchlssvm.linear import checkpoint, column_selection
-from torchlssvm.linear.column_selection import Selection
+from torchlssvm.linear import checkpoint
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.influence_ranking import Influential, most_influential
@@ -58,11 +57,10 @@ class LSSVMHead(LinearHead):
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes (or of float targets; 1 for plain regression).
-        rho: the regularization, settable at any time. The default of 1.0 can cost accuracy where features are large, small or
-            many (4,000 CIFAR features: 72.9 % at 1.0, 76.9 % by GCV). ``"gcv"`` chooses it from the statistics alone, among
-            powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by ``refresh()``,
-            at the end of a fit or command and before a certificate. In between it stays as it is, updates are
-            Theorem 1's, and ``choices`` says that it is older than the samples.
+        rho: the regularization, a number > 0 or ``"gcv"``; settable at any time. ``"gcv"`` chooses it from the statistics
+            alone, among powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by
+            ``refresh()``, at the end of a fit or command and before a certificate. In between it stays as it is, updates
+            are Theorem 1's, and ``choices`` says that it is older than the samples. With fewer samples it is 1.0.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). Settable.
@@ -85,12 +83,6 @@ class LSSVMHead(LinearHead):
 
     Attributes:
         statistics: the sums of the samples held.
-        solver: makes weights of the statistics.
-        rows: fingerprints of the rows held.
-        data_choices: the choices made from data, rho and a calibration.
-        pending: what changed since machines last agreed, for :mod:`torchlssvm.distributed`.
-        requested: the grids asked for; those in use are ``grid`` and ``target_grid``.
-        version: counts changes of the state.
 
     Example:
         >>> import torch
@@ -104,7 +96,7 @@ class LSSVMHead(LinearHead):
         True
     """
 
-    solver: Solver
+    _solver: Solver
     _buffer_names = ("w", "b", "C")
 
     def __init__(
@@ -112,13 +104,12 @@ class LSSVMHead(LinearHead):
         in_features: int,
         num_classes: int,
         *,
-        rho: float | str = 1.0,
+        rho: float | str = "gcv",
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         multiclass: str = "ovr",
         grid: GridOption = "auto",
         target_grid: GridOption = "auto",
-        statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
         normalize: str | None = None,
@@ -141,44 +132,26 @@ class LSSVMHead(LinearHead):
         )  # fmt: skip
         super().__init__(sums, rho, intercept, weight)
         self.multiclass = multiclass
-        self.requested = GridChoices(
-            None,
-            grid if isinstance(grid, FixedPoint) else None,
-            target_grid if isinstance(target_grid, FixedPoint) else None,
-        )
-        self.solver = make_solver(sums, self._options, multiclass)
+        self._solver = make_solver(sums, self._options, multiclass)
         impossible = None if sums.exact else "without a grid (grid=None) a row has no exact form to be recognised by"
-        self.rows = HeldRows(impossible, bool(membership))
-        self.pending = Pending()
+        self._rows = HeldRows(impossible, bool(membership))
+        self._pending = Pending()
         self._vouched = False
         self._uncertifiable: str | None = None
-        self._view: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
+        self._view_cache: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
 
     def _rho_number(self, value: Any) -> float | None:
         return None if isinstance(value, str) and value == "gcv" else checks.positive(value, "rho (or 'gcv')")
 
     def _best_rho(self) -> float | None:
-        return rho_rule.choose(self.view()) if rho_rule.is_choosable(self.statistics) else None
+        return rho_rule.choose(self._view()) if rho_rule.is_choosable(self.statistics) else None
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
     def P(self) -> Tensor:
         """P = I - C = rho A^-1: (J, J), (J+1, J+1) when penalized, (pairs, ...) for ovo. Do not write to it."""
-        return self.solve(inverse=True)[2]
-
-    @property
-    def planned_bytes(self) -> int:
-        """Bytes of its sums and of one solve, once it holds samples of every class: known before the first one.
-
-        8 J^2 for the sums (for each class with ``per_class`` or "ovo", each fold with ``folds``), and twice that to solve.
-
-        >>> f"{LSSVMHead(20_000, 10).planned_bytes / 1e9:.1f} GB"
-        '9.6 GB'
-        """
-        stats, square = self.statistics, 8 * self.in_features**2
-        groups = (self.num_classes if stats.per_class else 1) * max(1, stats.folds)
-        return (groups + 2) * square
+        return self._solve(inverse=True)[2]
 
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]
@@ -186,13 +159,13 @@ class LSSVMHead(LinearHead):
 
         They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
         """
-        return self.rows.unchecked
+        return self._rows.unchecked
 
-    def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
+    def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
         """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves."""
         with self._lock:
-            self.rows.recorded = False
-            self.rows.drop(reason)
+            self._rows.recorded = False
+            self._rows.drop(reason)
         return self
 
     @contextmanager
@@ -227,11 +200,11 @@ class LSSVMHead(LinearHead):
             "intercept": self._options.intercept,
             "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
             "multiclass": self.multiclass,
-            "grid": grid_to_json(self.requested.grid) or "auto" if stats.exact else None,
-            "target_grid": grid_to_json(self.requested.target_grid) or "auto",
+            "grid": grid_to_json(stats.requested.grid) or "auto" if stats.exact else None,
+            "target_grid": grid_to_json(stats.requested.target_grid) or "auto",
             "per_class": stats.per_class,
             "folds": stats.folds,
-            "membership": self.rows.recorded,
+            "membership": self._rows.recorded,
         } | self._row_options()
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
@@ -242,7 +215,7 @@ class LSSVMHead(LinearHead):
     @exclusive
     def _solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
-        self.check_whole()
+        self._check_whole()
         solver = make_solver(self.statistics, self._options, self.multiclass)
         P = solver.inverse() if inverse else None
         w, b = solver.weights()
@@ -263,11 +236,11 @@ class LSSVMHead(LinearHead):
             raise ValueError(
                 "remove_approximate holds for features as they are: scale='std' moves with the samples removed"
             )
-        batch = self.check(x, y, weight, ids, sparse=False)
+        batch = self._check(x, y, weight, ids, sparse=False)
         if len(batch) and batch.size >= self.n:
             raise ValueError(f"all {self.n} samples would be removed: there is nothing left to estimate, use remove")
         self._apply_changes([(batch, -1)], rough=True)
-        w, b, P = self.solve(inverse=True)  # a removal that cannot be is found here, and rolled back
+        w, b, P = self._solve(inverse=True)  # a removal that cannot be is found here, and rolled back
         grid = batch.choices.grid
         rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)
         weights = torch.ones(len(batch), dtype=torch.float64, device=self.device) if batch.mult is None else batch.mult
@@ -278,25 +251,25 @@ class LSSVMHead(LinearHead):
             self._mark_uncertifiable(INEXACT_REMOVAL)
         mean, total = None, None
         if self.intercept == "free":
-            assert isinstance(self.solver, SharedSolver)
-            solution = self.solver.solution
+            assert isinstance(self._solver, SharedSolver)
+            solution = self._solver.solution
             mean, total = solution.mu * math.sqrt(self.rho), float(solution.n)
         return approximation(P, self.rho, w, b, rows, real_targets(batch, self.num_classes), weights, mean, total)
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
-        old = self.check(x, y_old, weight, ids, sparse=False)
-        new = self.check(x, y_new, weight, ids, sparse=False)
+        old = self._check(x, y_old, weight, ids, sparse=False)
+        new = self._check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
         if not len(old):
             return self
         if stats.per_class or stats.folds or old.labels is None:
             return self._apply_changes([(old, -1), (new, 1)])
-        rows, ((old, _), (new, _)) = self.rows.stage([(old, -1), (new, 1)])
-        with threads_for(0), self.changing():
+        rows, ((old, _), (new, _)) = self._rows.stage([(old, -1), (new, 1)])
+        with threads_for(0), self._changing():
             q = stats.relabel(old, new, self._evidence())
-            self.solver.relabelled(old, new, q)
+            self._solver.relabelled(old, new, q)
             self._record([(old, -1), (new, 1)], rows)
         return self
 
@@ -304,17 +277,17 @@ class LSSVMHead(LinearHead):
     def forget_class(self, c: int) -> Self:
         """Unlearn all samples of one class, without them. The class keeps its number."""
         stats = self.statistics
-        self.check_whole()
+        self._check_whole()
         if not stats.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
-        with self.changing():
-            self.pending.merge(stats.forget_class(c), -1)
+        with self._changing():
+            self._pending.merge(stats.forget_class(c), -1)
             stats.canonicalize()
-            self.rows.without_class(c)
+            self._rows.without_class(c)
             if stats.empty:
-                self.rows.clear()
-            self.solver.reset()
+                self._rows.clear()
+            self._solver.reset()
         return self
 
     # -- diagnostics -----------------------------------------------------------------------------------------------------
@@ -350,20 +323,12 @@ class LSSVMHead(LinearHead):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
-        return leave_one_out(self.view(), x, y, weight, groups, pairs)
-
-    @exclusive
-    def rho_path(
-        self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
-        score: str = "squared",
-    ) -> RhoPath:  # fmt: skip
-        """Errors for many values of rho from one eigendecomposition, without choosing; arguments as for ``select_rho``."""
-        return rho_path(self.view(), rhos, method, x, y, weight, ids, score)
+        return leave_one_out(self._view(), x, y, weight, groups, pairs)
 
     @exclusive
     def select_rho(
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
-        score: str = "squared",
+        score: str = "squared", apply: bool = True,
     ) -> RhoPath:  # fmt: skip
         """Choose rho and apply it: one eigendecomposition serves all values.
 
@@ -377,6 +342,7 @@ class LSSVMHead(LinearHead):
             weight: (n,), as added.
             ids: (n,), as added; only for k-fold by accuracy.
             score: ``"squared"`` or ``"accuracy"`` ("loo" and "kfold", with x and y).
+            apply: False returns the errors and leaves rho as it is.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -386,62 +352,11 @@ class LSSVMHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        path = rho_path(self.view(), rhos, method, x, y, weight, ids, score)
-        self.rho = path.rho
-        self.data_choices.record("rho", method, len(path.rhos))
+        path = rho_path(self._view(), rhos, method, x, y, weight, ids, score)
+        if apply:
+            self.rho = path.rho
+            self._choices.record("rho", method, len(path.rhos))
         return path
-
-    @exclusive
-    def restrict(self, columns: Any) -> LSSVMHead:
-        """A new head on some of the columns, from the same statistics: as if it had learned those columns of every row.
-
-        Args:
-            columns: (k,) numbers, each once; a slice; or a mask (J,).
-
-        The new head takes rows of k features, in the order given. After ``normalize="l2"`` the length is still that of the
-        full row, which the new head cannot know: it has ``normalize=None`` and takes columns of rows that were normalized
-        before, ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
-
-        >>> import torch
-        >>> from torchlssvm import LSSVMHead
-        >>> x, y = torch.randn(40, 6), torch.arange(40) % 2
-        >>> head = LSSVMHead(6, 2).add(x, y)
-        >>> part = head.restrict([4, 1])
-        >>> part.digest() == LSSVMHead(2, 2, grid=head.grid).add(x[:, [4, 1]], y).digest()
-        True
-        """
-        return column_selection.restrict(
-            self, column_selection.check_columns(columns, self.in_features, self.device), self.scale
-        )
-
-    @exclusive
-    def select(
-        self, columns: Any = None, rho: Any = None, scale: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *,
-        weight: Any = None, ids: Any = None, score: str = "squared",
-    ) -> Selection:  # fmt: skip
-        """Choose columns, scale and rho from one set of statistics; this head stays as it is, the result has a new one.
-
-        Args:
-            columns: candidates: a list of columns as :meth:`restrict` takes them, or a dict by name (the layers of a network,
-                say); None is all columns.
-            rho: values > 0; None: 100 around the scale of the data, for each candidate.
-            scale: candidates out of None and ``"std"``; None is the head's own.
-            method: ``"gcv"``, ``"loo"`` or ``"kfold"``, as for :meth:`select_rho`.
-            x: (n, J), as added; for "loo", and for "kfold" by accuracy.
-            y: (n,) or (n, K), as added.
-            weight: (n,), as added.
-            ids: (n,), as added.
-            score: ``"squared"`` or ``"accuracy"``.
-
-        >>> import torch
-        >>> from torchlssvm import LSSVMHead
-        >>> x, y = torch.randn(60, 6), torch.arange(60) % 2
-        >>> x[:, 3] += 3 * y
-        >>> found = LSSVMHead(6, 2).add(x, y).select({"left": [0, 1, 2], "right": [3, 4, 5]}, scale=(None, "std"))
-        >>> found.best.name, len(found.candidates), found.head.in_features
-        ('right', 4, 3)
-        """
-        return column_selection.select(self, columns, rho, scale, method, x, y, weight, ids, score)
 
     @exclusive
     def influence(
@@ -473,7 +388,7 @@ class LSSVMHead(LinearHead):
         >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
-        return influence(self.view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        return influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
 
     @exclusive
     def most_influential(
@@ -496,7 +411,7 @@ class LSSVMHead(LinearHead):
         >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
         (True, True, 3)
         """
-        return most_influential(self.view(), x, y, x_val, y_val, count, what, on, ids, y_new, weight, groups)
+        return most_influential(self._view(), x, y, x_val, y_val, count, what, on, ids, y_new, weight, groups)
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
@@ -520,57 +435,44 @@ class LSSVMHead(LinearHead):
         >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
         True
         """
-        calibration = uncertainty.calibrate(self.view(), x, y, method, weight, groups)
-        self.data_choices.record_calibration(calibration)
+        calibration = uncertainty.calibrate(self._view(), x, y, method, weight, groups)
+        self._choices.record_calibration(calibration)
         return self
-
-    @exclusive
-    def leverage(self, x: Any, relative: bool = False) -> Tensor:
-        """Leverage of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu) (B,), from P. x: (B, J).
-
-        ``relative``: divided by its mean over the samples held; an input of 10 is ten times as far as those are.
-        """
-        return uncertainty.leverage(self.view(), x, relative)
-
-    @exclusive
-    def uncertainty(self, x: Any) -> Tensor:
-        """The standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
-        return uncertainty.uncertainty(self.view(), x)
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
     @exclusive
-    def sample_state(self) -> dict[str, Tensor]:
-        """All that the head holds of its samples, for :meth:`adopt`: the statistics."""
-        self.check_whole()
+    def _sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`_adopt`: the statistics."""
+        self._check_whole()
         return self.statistics.state()
 
     @exclusive
-    def derived(self) -> dict[str, Tensor]:
+    def _derived(self) -> dict[str, Tensor]:
         """All that follows from samples and options, as it is in use: w, b and P."""
-        return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
+        return dict(zip(("w", "b", "P"), self._solve(inverse=True), strict=True))
 
     @exclusive
-    def adopt(self, state: dict[str, Tensor] | None) -> None:
+    def _adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved statistics in the place of those held; None empties the head."""
         fresh = self.statistics.zero()
         if state is not None:
             fresh.load(state)
-        self.integrity = Integrity()  # anything interrupted before is replaced
-        with self.integrity:
+        self._integrity = Integrity()  # anything interrupted before is replaced
+        with self._integrity:
             self._published, self._solving = None, True
             self.statistics.__dict__.update(fresh.__dict__)
             if state is None:
-                self.rows.changed = None
-                self.rows.clear()
-                self.data_choices.reopen_rho()
+                self._rows.changed = None
+                self._rows.clear()
+                self._choices.reopen_rho()
             else:
-                self.rows.drop("its statistics were replaced by saved ones")
+                self._rows.drop("its statistics were replaced by saved ones")
             self._uncertifiable = None
-            self.pending.forget()
-            self.solver.reset()
-            self.version += 1
-            self.data_choices.outdate()
+            self._pending.forget()
+            self._solver.reset()
+            self._state_version += 1
+            self._choices.outdate()
             self._solving = False
 
     def _replace_parts(
@@ -579,53 +481,53 @@ class LSSVMHead(LinearHead):
     ) -> None:  # fmt: skip
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
         with self._lock:
-            self.integrity = Integrity()
-            with self.integrity:
-                self.statistics, self.solver, self._options = statistics, solver, solver.options
-                self.rows, self.pending, self._uncertifiable = rows, pending, uncertifiable
-                self._published, self._view, self._solving = None, None, False
-                self.version += 1
+            self._integrity = Integrity()
+            with self._integrity:
+                self.statistics, self._solver, self._options = statistics, solver, solver.options
+                self._rows, self._pending, self._uncertifiable = rows, pending, uncertifiable
+                self._published, self._view_cache, self._solving = None, None, False
+                self._state_version += 1
 
     def _solve_afresh(self) -> None:
-        self.solver.reset()
+        self._solver.reset()
 
     def _make_room(self, k: int) -> None:
-        if self.pending.statistics is not None:
-            self.pending.statistics.add_classes(k)
-        self.pending.id = None  # deltas taken before have fewer classes
-        self.solver.reset()
+        if self._pending.statistics is not None:
+            self._pending.statistics.add_classes(k)
+        self._pending.id = None  # deltas taken before have fewer classes
+        self._solver.reset()
 
-    def solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def _solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Bring w, b and, if asked for, P up to date, and return them."""
         catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self.check_whole()
+            self._check_whole()
             if self._solving:
-                self.solver.reset()
-            if self.data_choices.rho_is_open and not self.statistics.empty:
+                self._solver.reset()
+            if self._choices.rho_is_open and not self.statistics.empty:
                 self._choose_rho()
             self._published, self._solving = None, True
-            P = self.solver.inverse() if inverse else None
-            w, b = self.solver.weights()
+            P = self._solver.inverse() if inverse else None
+            w, b = self._solver.weights()
             self._solving = False
             self._published = None if self.statistics.empty else (w, b)
             return w, b, w if P is None else P
 
-    def view(self) -> HeadView:
+    def _view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
         catch_up(self)
         w, b = self._published or self._fitted_weights()
-        if self._view is None or self._view[0] != self.version:
+        if self._view_cache is None or self._view_cache[0] != self._state_version:
             stats = self.statistics
-            target = self.target_grid if stats.kind == "values" else None
+            target = stats.target_grid if stats.kind == "values" else None
             view = HeadView(
-                self.in_features, self.num_classes, self.multiclass, self.device, self._options, stats, self.solver, w, b,
+                self.in_features, self.num_classes, self.multiclass, self.device, self._options, stats, self._solver, w, b,
                 self.n, self.counts.to(torch.float64), stats.exact, GridChoices(stats.kind, self.grid, target), self.normalize,
             )  # fmt: skip
-            self._view = (self.version, view)
-        return self._view[1]
+            self._view_cache = (self._state_version, view)
+        return self._view_cache[1]
 
-    def check(
+    def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
@@ -633,7 +535,7 @@ class LSSVMHead(LinearHead):
 
         ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
-        changed = self.pending.statistics
+        changed = self._pending.statistics
         if like is None and changed is not None and not changed.empty:
             like = changed  # where everything was removed: what was agreed on stays decided
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
@@ -643,7 +545,7 @@ class LSSVMHead(LinearHead):
 
     def _evidence(self, rough: bool = False) -> Evidence:
         """How it is known that samples to be removed are held. ``rough``: they are only roughly those held."""
-        if not rough and (self._vouched or self.checked):
+        if not rough and (self._vouched or self.unchecked is None):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
 
@@ -654,19 +556,19 @@ class LSSVMHead(LinearHead):
             return self
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
-            self.check_whole()  # before rows are missed that an interrupted update may have lost
+            self._check_whole()  # before rows are missed that an interrupted update may have lost
         evidence = self._evidence(rough)
-        rows, changes = (StagedRows(), changes) if rough else self.rows.stage(changes)
+        rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
         before = stats.copy() if removes and evidence is not Evidence.PROVEN else None
-        with threads_for(0), self.changing():  # large sums and solves inside have all threads
-            self.solver.release(sum(batch.x.shape[0] for batch, _ in changes))
+        with threads_for(0), self._changing():  # large sums and solves inside have all threads
+            self._solver.release(sum(batch.x.shape[0] for batch, _ in changes))
             with self._put_back(before):
                 views = stats.change(changes, evidence)
-                self.solver.changed(changes, views)
+                self._solver.changed(changes, views)
                 if before is not None:
                     self._test_sums(evidence)
             if rough:
-                self.rows.drop(INEXACT_REMOVAL)
+                self._rows.drop(INEXACT_REMOVAL)
             self._record(changes, rows)
             if removes and stats.drained:
                 self._emptied(stats)
@@ -680,7 +582,7 @@ class LSSVMHead(LinearHead):
         except RemovalError:
             if before is not None:
                 self.statistics.take_over(before)
-                self.solver.reset()
+                self._solver.reset()
             raise
 
     def _test_sums(self, evidence: Evidence) -> None:
@@ -694,7 +596,7 @@ class LSSVMHead(LinearHead):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
             try:
-                self.solver.weights(doubtful=True)
+                self._solver.weights(doubtful=True)
             except NotPositiveDefinite:
                 raise checks.removal_error(
                     "without the samples removed the system would not be positive definite"
@@ -702,20 +604,20 @@ class LSSVMHead(LinearHead):
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Count what was summed: its rows, and what is pending for other machines."""
-        self.rows.commit(rows)
+        self._rows.commit(rows)
         if self.statistics.exact:
-            self.pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())
+            self._pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())
 
     def _emptied(self, stats: Statistics) -> None:
         """Make the head as new after its last sample left, also if the sums are only roughly zero."""
         stats.canonicalize()
         if not stats.empty:
-            self.pending.merge(stats, -1)
+            self._pending.merge(stats, -1)
             stats.take_over(stats.zero())
         self._uncertifiable = None
-        self.rows.clear()
-        self.data_choices.reopen_rho()
-        self.solver.reset()
+        self._rows.clear()
+        self._choices.reopen_rho()
+        self._solver.reset()
 
     @exactly
     def _merge(self, other: LSSVMHead, sign: int) -> Self:
@@ -729,30 +631,30 @@ class LSSVMHead(LinearHead):
             )
         heads: list[LSSVMHead] = [self, other]
         first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
-        with first.locked(), second.locked():
-            self.check_whole()
-            other.check_whole()
+        with first._lock, second._lock:
+            self._check_whole()
+            other._check_whole()
             theirs = theirs.copy() if mine is theirs else theirs
             mine.compatible(theirs)
             if sign > 0:
-                self.pending.refuse_twice(other.pending.merged)
-            other.rows.flush()
-            theirs_known = None if other.rows.unchecked is not None else other.rows.held
-            rows, key = self.rows.joined(theirs_known, other.rows.key, sign), other.rows.key or self.rows.key
+                self._pending.refuse_twice(other._pending.merged)
+            other._rows.flush()
+            theirs_known = None if other._rows.unchecked is not None else other._rows.held
+            rows, key = self._rows.joined(theirs_known, other._rows.key, sign), other._rows.key or self._rows.key
             tested = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
             evidence = tested if rows is None else Evidence.PROVEN
             before = mine.copy() if sign < 0 and rows is None else None
-            with self.changing():
+            with self._changing():
                 with self._put_back(before):
                     mine.merge(theirs, sign, evidence)
-                    self.solver.reset()
+                    self._solver.reset()
                     if before is not None:
                         self._test_sums(evidence)
-                self.pending.merge(theirs, sign)
-                if rows is not None and theirs_known is not None and self.rows.changed is not None:
-                    self.rows.changed = self.rows.changed.plus(theirs_known, sign)
-                self.rows.replace(rows, key, UNKNOWN_ROWS)
-                self.pending.combine(other.pending, sign)
+                self._pending.merge(theirs, sign)
+                if rows is not None and theirs_known is not None and self._rows.changed is not None:
+                    self._rows.changed = self._rows.changed.plus(theirs_known, sign)
+                self._rows.replace(rows, key, UNKNOWN_ROWS)
+                self._pending.combine(other._pending, sign)
                 self._mark_uncertifiable(other.uncertifiable)
                 if sign < 0 and mine.drained:
                     self._emptied(mine)

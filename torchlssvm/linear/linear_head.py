@@ -16,7 +16,6 @@ from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
-from torchlssvm.linear.diagnostics import uncertainty
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
@@ -35,15 +34,12 @@ class LinearHead(nn.Module):
 
     Attributes:
         statistics: the sums of the samples held.
-        solver: makes weights of them.
-        data_choices: the choices made from data, rho and a calibration.
-        version: counts changes of the state.
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
-    keeper: Keeper | None = None
+    _keeper: Keeper | None = None
     """The store that the head belongs to. It brings the head up to date before the head is used."""
-    keeps_rows = False
+    _keeps_rows = False
     _rho_method = "gcv"  # by which rho is chosen where no number is given
     _rho_candidates: int | None = None  # values that are compared; None: powers of two
     uncertifiable: str | None = None
@@ -60,10 +56,10 @@ class LinearHead(nn.Module):
         number = self._rho_number(rho)
         self.statistics = statistics
         self._options = SolverOptions(1.0 if number is None else number, intercept, class_weight)
-        self.solver: Any = None  # made by the subclass
-        self.data_choices = DataChoices.for_rho(self._rho_method if number is None else None)
-        self.version = 0
-        self.integrity = Integrity()
+        self._solver: Any = None  # made by the subclass
+        self._choices = DataChoices.for_rho(self._rho_method if number is None else None)
+        self._state_version = 0
+        self._integrity = Integrity()
         self._solving = False  # set while caches are computed: what was interrupted is computed again
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
         checkpoint.make_live(self)
@@ -106,11 +102,6 @@ class LinearHead(nn.Module):
         return self.statistics.grid
 
     @property
-    def target_grid(self) -> FixedPoint | None:
-        """The grid of float targets; None while ``"auto"`` has seen no data, or without one."""
-        return self.statistics.target_grid
-
-    @property
     def counts(self) -> Tensor:
         """Samples per class (K,)."""
         catch_up(self)
@@ -128,8 +119,8 @@ class LinearHead(nn.Module):
 
         ``"gcv"`` (a margin head: None) lets it be chosen from the samples, from then on.
         """
-        if self.data_choices.rho_is_open and not self.statistics.empty:
-            self.solve()
+        if self._choices.rho_is_open and not self.statistics.empty:
+            self._solve()
         return self._options.rho
 
     @rho.setter
@@ -137,13 +128,13 @@ class LinearHead(nn.Module):
     def rho(self, value: float | str | None) -> None:
         number = self._rho_number(value)
         if number is None:
-            self.data_choices.record("rho", self._rho_method, rule=True, state=ChoiceState.OPEN)
+            self._choices.record("rho", self._rho_method, rule=True, state=ChoiceState.OPEN)
             self._published = None
             return
-        with self.changing(same_samples=True):
-            self.solver.set_rho(number)
-            self.data_choices.made.pop("rho", None)
-            self.data_choices.outdate_calibration()
+        with self._changing(same_samples=True):
+            self._solver.set_rho(number)
+            self._choices.made.pop("rho", None)
+            self._choices.outdate_calibration()
 
     @property
     def class_weight(self) -> str | Tensor | None:
@@ -157,26 +148,21 @@ class LinearHead(nn.Module):
         weight = check_class_weight(value, self.num_classes, self.device)
         if weight is not None and not self.statistics.per_class:
             raise ValueError("class_weight needs sums per class: build the head with per_class=True")
-        with self.changing():
+        with self._changing():
             self._options.class_weight = weight
             self._solve_afresh()
 
     @property
     def weight(self) -> Tensor:
         """w as nn.Linear has it, (K, J): a copy."""
-        return self.solve()[0].mT.clone()
+        return self._solve()[0].mT.clone()
 
     @property
     def bias(self) -> Tensor:
         """b (K,), as nn.Linear has it: a copy."""
-        return self.solve()[1].clone()
+        return self._solve()[1].clone()
 
-    @property
-    def checked(self) -> bool:
-        """True when a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
-        return self.unchecked is None
-
-    def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
+    def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
         """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves; a margin head has none."""
         del reason
         return self
@@ -191,17 +177,12 @@ class LinearHead(nn.Module):
     @property
     def choices(self) -> dict[str, Choice]:
         """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
-        return self.data_choices.listed(self.rho)
+        return self._choices.listed(self.rho)
 
     @property
     def calibration(self) -> Calibration | None:
         """The map from scores to probabilities, if it was made for the samples held now."""
-        return self.data_choices.calibration
-
-    def locked(self) -> AbstractContextManager[Any]:
-        """A context in which no other thread reads or changes the head: several calls as one."""
-        lock: AbstractContextManager[Any] = self._lock
-        return lock
+        return self._choices.calibration
 
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
@@ -218,7 +199,7 @@ class LinearHead(nn.Module):
         """Scores x @ w + b, float64; differentiable in x."""
         catch_up(self)
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
-        x = checks.scored_features(x, self.in_features, self.device, sparse=not self.keeps_rows)
+        x = checks.scored_features(x, self.in_features, self.device, sparse=not self._keeps_rows)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
@@ -235,19 +216,19 @@ class LinearHead(nn.Module):
         scores: Tensor = self(x)
         if self.num_classes < 2 or self.statistics.kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
-        return self.data_choices.probabilities(scores, calibrated)
+        return self._choices.probabilities(scores, calibrated)
 
     @exclusive
     def digest(self) -> str:
         """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
-        self.check_whole()
+        self._check_whole()
         with threads_for(PASS_WORK * self.in_features**2):
             return self.statistics.digest()
 
     @exclusive
     def drift(self) -> float:
         """The largest relative deviation of the weights in use from those of ``refresh()``. Costs a solve."""
-        w = self.solve()[0]
+        w = self._solve()[0]
         return relative_distance(w, self._solved_anew()[0]) if self.n else 0.0
 
     @exclusive
@@ -257,22 +238,22 @@ class LinearHead(nn.Module):
         A rho with a rule is chosen again first, if samples have changed since it was.
         """
         self._refresh_rho()
-        with self.changing(same_samples=True):
+        with self._changing(same_samples=True):
             self._solve_afresh()
-        self.solve()
+        self._solve()
         return self
 
     @exclusive
     def _refresh_rho(self) -> Self:
         """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
-        choices = self.data_choices
+        choices = self._choices
         if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
             self._choose_rho()
         return self
 
     def _choose_rho(self) -> None:
         """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
-        choices, before = self.data_choices, self.data_choices.made["rho"]
+        choices, before = self._choices, self._choices.made["rho"]
         # Not open while it is chosen: reading the weights would choose again.
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
         try:
@@ -282,17 +263,11 @@ class LinearHead(nn.Module):
             raise
         rho = 1.0 if value is None else value
         if rho != self._options.rho:
-            with self.changing(same_samples=True):
-                self.solver.set_rho(rho)
+            with self._changing(same_samples=True):
+                self._solver.set_rho(rho)
                 choices.outdate_calibration()
         state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=state)
-
-    @exclusive
-    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
-        """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
-        self.data_choices.record_calibration(uncertainty.calibrate_on(self, scores, y, method))
-        return self
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -302,17 +277,17 @@ class LinearHead(nn.Module):
 
         Sparse rows, scipy's or torch's, are summed as they are by a least-squares head. A margin head takes labels only.
         """
-        return self._apply_changes([(self.check(x, y, weight, ids), 1)])
+        return self._apply_changes([(self._check(x, y, weight, ids), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self._apply_changes([(self.check(x, y, weight, ids), -1)])
+        return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids); what is removed is held."""
-        return self._apply_changes(joint_changes(self.check, add, remove))
+        return self._apply_changes(joint_changes(self._check, add, remove))
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
@@ -334,7 +309,7 @@ class LinearHead(nn.Module):
     @exclusive
     def add_classes(self, k: int) -> Self:
         """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
-        if self.keeper is not None:
+        if self._keeper is not None:
             raise StoreError(
                 "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
                 "was changed."
@@ -342,14 +317,14 @@ class LinearHead(nn.Module):
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
         checks.natural(k, "k")
-        with self.changing():
+        with self._changing():
             self.statistics.add_classes(k)
             self._make_room(k)
         return self
 
     def clear(self) -> None:
         """Forget all samples: the head is as new."""
-        self.adopt(None)
+        self._adopt(None)
 
     # -- what the subclasses do ----------------------------------------------------------------------------------------
 
@@ -365,11 +340,11 @@ class LinearHead(nn.Module):
         """Scores (B, K) of samples held, each by the head that never saw it."""
         raise NotImplementedError
 
-    def rho_path(self, rhos: Any = None) -> RhoPath:
-        """Errors for many values of rho, without choosing."""
+    def select_rho(self, rhos: Any = None, *, apply: bool = True) -> RhoPath:
+        """Choose rho among values > 0, and apply it unless told not to."""
         raise NotImplementedError
 
-    def solve(self) -> tuple[Tensor, ...]:
+    def _solve(self) -> tuple[Tensor, ...]:
         """Bring the weights up to date, and return w, b and what else the solver has."""
         raise NotImplementedError
 
@@ -377,7 +352,7 @@ class LinearHead(nn.Module):
         """w and b as a solve from nothing gives them; those in use stay as they are."""
         raise NotImplementedError
 
-    def check(
+    def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
@@ -406,15 +381,15 @@ class LinearHead(nn.Module):
         """The options as primitives; ``from_config`` makes an empty head like this one from them."""
         raise NotImplementedError
 
-    def sample_state(self) -> dict[str, Tensor]:
-        """All that the head holds of its samples, for :meth:`adopt`."""
+    def _sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`_adopt`."""
         raise NotImplementedError
 
-    def adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Replace the samples held by those of a :meth:`sample_state`; None empties the head."""
+    def _adopt(self, state: dict[str, Tensor] | None) -> None:
+        """Replace the samples held by those of a :meth:`_sample_state`; None empties the head."""
         raise NotImplementedError
 
-    def derived(self) -> dict[str, Tensor]:
+    def _derived(self) -> dict[str, Tensor]:
         """All that follows from samples and options, as it is in use."""
         raise NotImplementedError
 
@@ -424,54 +399,54 @@ class LinearHead(nn.Module):
     def _derived_anew(self) -> dict[str, Tensor]:
         """What a new head with the same options derives from the same samples."""
         fresh = type(self).from_config(self.config(), device=self.device)
-        fresh.adopt(self.sample_state())
-        return fresh.derived()
+        fresh._adopt(self._sample_state())
+        return fresh._derived()
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """State from which :meth:`resume` is fast."""
-        return self.sample_state()
+    def _snapshot(self) -> dict[str, Tensor]:
+        """State from which :meth:`_resume` is fast."""
+        return self._sample_state()
 
-    def resume(self, state: dict[str, Tensor]) -> None:
-        """Restore a :meth:`snapshot`; ValueError when it does not fit."""
-        self.adopt(state)
+    def _resume(self, state: dict[str, Tensor]) -> None:
+        """Restore a :meth:`_snapshot`; ValueError when it does not fit."""
+        self._adopt(state)
 
     # -- consistency ---------------------------------------------------------------------------------------------------
 
-    def check_whole(self) -> None:
+    def _check_whole(self) -> None:
         """InterruptedUpdateError if a change was interrupted."""
-        for part in (self, self.statistics):
-            if part.integrity.torn:
-                part.integrity.check()
+        for integrity in (self._integrity, self.statistics.integrity):
+            if integrity.torn:
+                integrity.check()
 
     @property
-    def torn(self) -> bool:
+    def _torn(self) -> bool:
         """True if a change was interrupted; one that another thread is making is waited for."""
         with self._lock:
             try:
-                self.check_whole()
+                self._check_whole()
             except InterruptedUpdateError:
                 return True
         return False
 
     @contextmanager
-    def changing(self, same_samples: bool = False) -> Iterator[None]:
+    def _changing(self, same_samples: bool = False) -> Iterator[None]:
         """Change the state: readers wait, an interruption is noticed, choices and published weights are out of date.
 
         ``same_samples``: choices made from data stay as they are. Needs the lock.
         """
-        self.check_whole()
-        with self.integrity:
+        self._check_whole()
+        with self._integrity:
             self._published, self._solving = None, True
             yield
-            self.version += 1
-            if not same_samples and self.data_choices.made:
-                self.data_choices.outdate()
+            self._state_version += 1
+            if not same_samples and self._choices.made:
+                self._choices.outdate()
             self._solving = False
 
     def _fitted_weights(self) -> tuple[Tensor, Tensor]:
         """w and b, up to date; NotFittedError without samples."""
         with self._lock:
-            self.solve()
+            self._solve()
             if self._published is None:
                 raise NotFittedError("the head holds no samples: call add(x, y) first")
             return self._published

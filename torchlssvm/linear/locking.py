@@ -48,7 +48,7 @@ def catch_up(owner: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    keeper = getattr(owner, "keeper", None)
+    keeper = getattr(owner, "_keeper", None)
     if keeper is not None and not owner._lock._is_owned():
         keeper.catch_up()
 

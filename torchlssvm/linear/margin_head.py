@@ -18,6 +18,7 @@ from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, 
 from torchlssvm.linear.diagnostics.influence import Measure
 from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_ranking, names_of, rank
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
@@ -67,9 +68,6 @@ class MarginHead(LinearHead):
     Attributes:
         statistics: the sums of the samples held.
         samples: the samples held, distinct rows on the grid.
-        solver: finds active sets and weights.
-        data_choices: the choices made from data, rho and a calibration.
-        version: counts changes of the state.
 
     Example:
         >>> import torch
@@ -86,7 +84,7 @@ class MarginHead(LinearHead):
         True
     """
 
-    solver: ActiveSetSolver
+    _solver: ActiveSetSolver
     _rho_method = "kfold"
     _rho_candidates = len(margin_rho_selection.DEFAULT_RHO_SHARES)
     keeps_rows = True
@@ -123,7 +121,7 @@ class MarginHead(LinearHead):
             raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
         super().__init__(statistics, rho, intercept, weight)
         self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
-        self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
+        self._solver = ActiveSetSolver(self.samples, self.statistics, self._options)
 
     def _rho_number(self, value: Any) -> float | None:
         if isinstance(value, str) and value == "gcv":
@@ -145,17 +143,17 @@ class MarginHead(LinearHead):
     @exclusive
     def active_counts(self) -> Tensor:
         """Samples active in each class (K,)."""
-        self.solve()
+        self._solve()
         copies = self.samples.copies
-        counts = [copies[self.solver.active(k)].sum() for k in range(self.num_classes)]
+        counts = [copies[self._solver.active(k)].sum() for k in range(self.num_classes)]
         return torch.stack(counts).to(torch.int64)
 
     @exclusive
     def active(self, x: Any, y: Any) -> Tensor:
         """Tell which samples held are active in which class (B, K). x: (B, J); y: (B,), as added."""
-        self.solve()
-        slots = self.samples.find(self.check(x, y))
-        return torch.stack([self.solver.active(k)[slots] for k in range(self.num_classes)], 1)
+        self._solve()
+        slots = self.samples.find(self._check(x, y))
+        return torch.stack([self._solver.active(k)[slots] for k in range(self.num_classes)], 1)
 
     def config(self) -> dict[str, Any]:
         """The options as primitives; ``MarginHead.from_config`` makes an empty head like this one from them."""
@@ -181,7 +179,7 @@ class MarginHead(LinearHead):
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
         """Give samples held new labels: classes that are neither the old nor the new one are left alone."""
-        return self._apply_changes([(self.check(x, y_old, weight, ids), -1), (self.check(x, y_new, weight, ids), 1)])
+        return self._apply_changes([(self._check(x, y_old, weight, ids), -1), (self._check(x, y_new, weight, ids), 1)])
 
     @exclusive
     def forget_class(self, c: int) -> Self:
@@ -197,9 +195,9 @@ class MarginHead(LinearHead):
             raise ValueError(f"cannot merge heads: intercept {self.intercept!r} here and {other.intercept!r} there")
         heads: list[MarginHead] = [self, other]
         first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
-        with first.locked(), second.locked(), torch.inference_mode(False), torch.no_grad():
-            other.check_whole()
-            self.check_whole()
+        with first._lock, second._lock, torch.inference_mode(False), torch.no_grad():
+            other._check_whole()
+            self._check_whole()
             self.statistics.compatible(other.statistics)
             if other.n == 0 or other.grid is None:
                 return self
@@ -290,13 +288,8 @@ class MarginHead(LinearHead):
         return rank(change, what, on, count, names)
 
     @exclusive
-    def rho_path(self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5) -> RhoPath:
-        """Errors for many values of rho, without choosing; arguments as for :meth:`select_rho`."""
-        return margin_rho_selection.rho_path(self, rhos, method, score, folds)
-
-    @exclusive
     def select_rho(
-        self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5
+        self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5, apply: bool = True
     ) -> RhoPath:
         """Choose rho on the samples held, and apply it.
 
@@ -306,6 +299,7 @@ class MarginHead(LinearHead):
                 scores of this head are not linear in the targets.
             score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
             folds: for ``"kfold"``; the fold of a sample is a hash of its features and label, and copies are in one fold.
+            apply: False returns the errors and leaves rho as it is.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -316,9 +310,10 @@ class MarginHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        path = self.rho_path(rhos, method, score=score, folds=folds)
-        self.rho = path.rho
-        self.data_choices.record("rho", method, len(path.rhos))
+        path = margin_rho_selection.rho_path(self, rhos, method, score, folds)
+        if apply:
+            self.rho = path.rho
+            self._choices.record("rho", method, len(path.rhos))
         return path
 
     @exclusive
@@ -334,7 +329,7 @@ class MarginHead(LinearHead):
         """
         options = {"target_grid": "auto"} | {k: v for k, v in self.config().items() if k != "type"}
         out = LSSVMHead.from_config(options, device=self.device)
-        out.adopt(self.statistics.state())
+        out._adopt(self.statistics.state())
         return out
 
     # -- probabilities -------------------------------------------------------------------------------------------------
@@ -342,22 +337,23 @@ class MarginHead(LinearHead):
     @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
         """Fit probabilities on the leave-one-out scores of samples held. Arguments as for ``LSSVMHead.calibrate``."""
-        return self.calibrate_on(self.leave_one_out(x, y, weight, groups), y, method)
+        calibrate_on(self, self.leave_one_out(x, y, weight, groups), y, method)
+        return self
 
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
 
-    def solve(self) -> tuple[Tensor, Tensor]:
+    def _solve(self) -> tuple[Tensor, Tensor]:
         """Bring w and b up to date, and return them."""
         catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self.check_whole()
-            if self.data_choices.rho_is_open and not self.statistics.empty:
+            self._check_whole()
+            if self._choices.rho_is_open and not self.statistics.empty:
                 self._choose_rho()
-            w, b = self.solver.weights()
+            w, b = self._solver.weights()
             self._published = (w, b) if self.statistics.n else None
             return w, b
 
-    def check(
+    def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
@@ -372,76 +368,76 @@ class MarginHead(LinearHead):
         changes = [(batch, sign) for batch, sign in changes if batch.size]
         if not changes:
             return self
-        self.check_whole()
+        self._check_whole()
         plan = self.samples.plan(changes)
         self.samples.reserve(len(plan.q))  # memory is reserved before anything changes
-        with self.changing():
+        with self._changing():
             self.statistics.change(changes, Evidence.PROVEN)
-            self.solver.change(plan)
+            self._solver.change(plan)
             if self.statistics.drained:
                 self.statistics.canonicalize()
-                self.solver.reset()
+                self._solver.reset()
         return self
 
     @exclusive
-    def sample_state(self) -> dict[str, Tensor]:
-        """All that the head holds of its samples, for :meth:`adopt`: the rows, in an order that depends on them alone."""
-        self.check_whole()
+    def _sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`_adopt`: the rows, in an order that depends on them alone."""
+        self._check_whole()
         return checkpoint.save_samples(self)
 
     @exclusive
-    def derived(self) -> dict[str, Tensor]:
+    def _derived(self) -> dict[str, Tensor]:
         """All that follows from samples and options, as it is in use: w, b, and the active sets (K, n).
 
-        The active sets are in the order of :meth:`sample_state`.
+        The active sets are in the order of :meth:`_sample_state`.
         """
-        self.solve()
-        return self.solver.state()
+        self._solve()
+        return self._solver.state()
 
     @exclusive
-    def snapshot(self) -> dict[str, Tensor]:
-        """State that makes :meth:`resume` fast: what is :meth:`derived`, where that is up to date, and no samples."""
-        return self.derived() if self._published is not None else {}
+    def _snapshot(self) -> dict[str, Tensor]:
+        """State that makes :meth:`_resume` fast: what is :meth:`_derived`, where that is up to date, and no samples."""
+        return self._derived() if self._published is not None else {}
 
     @exclusive
-    def resume(self, state: dict[str, Tensor]) -> None:
-        """Begin the next solve where a :meth:`snapshot` of the samples held was; what it finds is proven all the same.
+    def _resume(self, state: dict[str, Tensor]) -> None:
+        """Begin the next solve where a :meth:`_snapshot` of the samples held was; what it finds is proven all the same.
 
         ValueError when that is of other samples.
         """
         if not state:
             return
-        with self.changing():
-            self.solver.restore(state)
-            self.solver.restart()
+        with self._changing():
+            self._solver.restore(state)
+            self._solver.restart()
 
     @exclusive
-    def adopt(self, state: dict[str, Tensor] | None) -> None:
+    def _adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved samples (``checkpoint.save_samples``) in the place of those held; None empties the head."""
         fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = checkpoint.load_samples(self, state)
         self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
-        self.data_choices.outdate()
+        self._choices.outdate()
 
     def _replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
         with self._lock:
-            self.integrity = Integrity()
-            with self.integrity:
-                self.statistics, self.samples, self.solver, self._options = statistics, rows, solver, solver.options
+            self._integrity = Integrity()
+            with self._integrity:
+                self.statistics, self.samples, self._solver, self._options = statistics, rows, solver, solver.options
                 self._published = None
-                self.version += 1
+                self._state_version += 1
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
         """w as ``refresh()`` and a read would give it; the weights in use stay as they are."""
-        return (self.solver.solved_anew(),)
+        return (self._solver.solved_anew(),)
 
     def _solve_afresh(self) -> None:
-        self.solver.restart()
+        self._solver.restart()
 
     def _make_room(self, k: int) -> None:
-        self.solver.add_classes(k)
+        self._solver.add_classes(k)
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.linear import LinearHead, MarginHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.diagnostics.uncertainty import leverage
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.store import ErasureRequest, SampleStore
 from torchlssvm.wording import counted, listed
@@ -98,14 +99,14 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
     squares: Any = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
-    leverage: list[Tensor] = []
+    distances: list[Tensor] = []
     total, squared = torch.zeros(2, head.in_features, dtype=torch.float64)
     for rows in store.batches():
         subjects += rows.subjects
         added += rows.added
         x = rows.x.to(torch.float64)
         total, squared = total + x.sum(0), squared + x.square().sum(0)
-        leverage.append(squares.leverage(rows.x.to(head.device), relative=True).cpu())
+        distances.append(leverage(squares, rows.x.to(head.device), relative=True).cpu())
     calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
     # One against one: ranked by the worst pair, as store.label_errors does. The probabilities are those of the votes.
@@ -128,10 +129,10 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
             expected_calibration_error(probabilities, labels),
         ),
         bins=reliability(probabilities, labels),
-        path=head.rho_path(),
+        path=head.select_rho(apply=False),
         subjects=subjects,
         added=torch.tensor(added, dtype=torch.float64),
-        leverage=torch.cat(leverage),
+        leverage=torch.cat(distances),
         mean=total / len(ids),
         spread=(squared / len(ids) - (total / len(ids)).square()).clamp(min=0).sqrt(),
         harm=harm(store, head, ids),

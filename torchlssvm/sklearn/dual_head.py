@@ -52,7 +52,7 @@ class DualHead:
     """
 
     multiclass = "ovr"
-    keeps_rows = True
+    _keeps_rows = True
     device = torch.device("cpu")
 
     def __init__(

@@ -197,7 +197,7 @@ class LinearEstimator(BaseEstimator):
         rows, targets = self._here(dense_rows(X)[kept]), self._here(y[kept])
         weights = None if weight is None else self._here(weight[kept])
         if self.alphas is not None:
-            needs_samples = self.selection != "gcv" and not head.keeps_rows
+            needs_samples = self.selection != "gcv" and not head._keeps_rows
             samples: dict[str, Any] = {"x": rows, "y": targets, "weight": weights} if needs_samples else {}
             self.path_ = head.select_rho(values, self.selection, **samples)
         if store_loo:
@@ -210,11 +210,11 @@ class LinearEstimator(BaseEstimator):
         self.__dict__.pop("leave_one_out_", None)  # they are of other samples
         head, dual = self.head_, isinstance(self.head_, DualHead)
         if not dual:
-            head.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
+            head._choices.reopen_rho()  # with rho="gcv": chosen when it is next read
         if self.alphas is None:
             return
         values = self._candidates()
-        if dual or self.selection == "gcv" or head.keeps_rows:
+        if dual or self.selection == "gcv" or head._keeps_rows:
             if head.n >= LEAST_SAMPLES:
                 self.path_ = head.select_rho(values, self.selection)
         elif not hasattr(self, "path_"):

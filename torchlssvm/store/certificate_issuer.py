@@ -84,7 +84,7 @@ class CertificateIssuer:
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
             raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
-        made = public_choices(head, key) if isinstance(head, LinearHead) and head.data_choices.made else {}
+        made = public_choices(head, key) if isinstance(head, LinearHead) and head._choices.made else {}
         network = self.db.get(NOTE_PREFIX + NETWORK_NOTE, None)
         if network is not None:
             made["network"] = {"state": "given", "how": network}

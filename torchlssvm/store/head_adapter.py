@@ -55,8 +55,8 @@ class LinearAdapter(SampleAdapter):
 
     def __init__(self, head: LinearHead):
         super().__init__(head)
-        self.head: LinearHead = head.drop_membership("it belongs to a store, which has the rows")
-        self.seen: tuple[int, object] = (head.version, self.signature())
+        self.head: LinearHead = head._drop_membership("it belongs to a store, which has the rows")
+        self.seen: tuple[int, object] = (head._state_version, self.signature())
 
     @property
     def exact(self) -> bool:
@@ -71,12 +71,13 @@ class LinearAdapter(SampleAdapter):
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """A lock that the store holds while the head is between two states, so that readers of the head wait."""
-        return self.head.locked()
+        lock: AbstractContextManager[Any] = self.head._lock
+        return lock
 
     @property
     def torn(self) -> bool:
         """True if a change was interrupted, also one by a reader that completed the sums."""
-        return self.head.torn
+        return self.head._torn
 
     def config(self) -> dict[str, Any]:
         """Options that make an empty head like this one, as primitives."""
@@ -94,20 +95,20 @@ class LinearAdapter(SampleAdapter):
     def add_classes(self, k: int) -> None:
         """Make room for k more classes; the head refuses that from anybody but its store."""
         with self.head.locked():
-            keeper, self.head.keeper = self.head.keeper, None
+            keeper, self.head._keeper = self.head._keeper, None
             try:
                 self.head.add_classes(k)
             finally:
-                self.head.keeper = keeper
+                self.head._keeper = keeper
 
     def chosen(self) -> dict[str, Any] | None:
         """Choices made from data, with the calibration, as primitives; None if none was made."""
         head = self.head
-        if not head.data_choices.made:
+        if not head._choices.made:
             return None
         calibration = head.calibration
         return {
-            "made": head.data_choices.to_json(),
+            "made": head._choices.to_json(),
             "calibration": calibration and calibration.describe(),
             "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
         }
@@ -124,17 +125,17 @@ class LinearAdapter(SampleAdapter):
             choices = DataChoices.from_json(chosen["made"], calibration)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
-        head.data_choices = choices
+        head._choices = choices
 
     @property
     def rho_is_open(self) -> bool:
         """True if the head has a rule for rho and has not chosen: it has no value of its own."""
-        return self.head.data_choices.rho_is_open
+        return self.head._choices.rho_is_open
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
         head = self.head
-        target_grid = head.target_grid if head.grid is not None else None
+        target_grid = head.statistics.target_grid if head.grid is not None else None
         return Codec(head.in_features, head.num_classes, head.grid, target_grid, head.normalize is not None)
 
     def digest(self) -> str | None:
@@ -147,12 +148,12 @@ class LinearAdapter(SampleAdapter):
 
     def note(self, digest: str | None = None) -> None:
         """Take the present state for the right one; ``digest``: its digest, if that is known already."""
-        self.seen = (self.head.version, digest or self.signature())
+        self.seen = (self.head._state_version, digest or self.signature())
 
     @property
     def touched(self) -> bool:
         """True if it was changed since :meth:`note`, other than through the store."""
-        return self.head.version != self.seen[0] and self.signature() != self.seen[1]
+        return self.head._state_version != self.seen[0] and self.signature() != self.seen[1]
 
     def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
         """Add samples and remove others as one change; the store guarantees that the latter are held."""
@@ -212,15 +213,15 @@ class LinearAdapter(SampleAdapter):
 
     def state(self) -> dict[str, Tensor]:
         """The state that a snapshot keeps: none of the rows, which the store has."""
-        return {k: v.cpu() for k, v in self.head.snapshot().items()}
+        return {k: v.cpu() for k, v in self.head._snapshot().items()}
 
     def load(self, state: dict[str, Tensor], batches: Iterable[StoredRows], codec: Codec) -> None:
         """Undo :meth:`state`; ValueError when it does not fit. ``batches``: the rows then, for a head that keeps them."""
-        if self.head.keeps_rows:
+        if self.head._keeps_rows:
             self.clear()
             for rows in batches:
                 self.add_rows(rows, codec)
-        self.head.resume({k: v if k == "meta" else v.to(self.head.device) for k, v in state.items()})
+        self.head._resume({k: v if k == "meta" else v.to(self.head.device) for k, v in state.items()})
 
     def copy(self) -> LinearAdapter:
         """An independent one in the same state."""

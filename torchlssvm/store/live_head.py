@@ -143,7 +143,7 @@ class LiveHead:
         if restored or newer or known is None or chosen != known[1]:
             adapter.restore_chosen(chosen)
             if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
-                adapter.head.data_choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
+                adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
 
     def take_options(self, names: Sequence[str]) -> None:
         """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""

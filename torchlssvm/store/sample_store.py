@@ -41,6 +41,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.data_choices import ChoiceState, DataChoices
+from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -304,7 +305,7 @@ class SampleStore:
     def _keep_head(self, keeper: LiveHead | None) -> None:
         """Let the head ask before each use whether it is up to date, until the store is closed."""
         if isinstance(self.live.adapter, LinearAdapter):
-            self.live.adapter.head.keeper = keeper
+            self.live.adapter.head._keeper = keeper
 
     def __enter__(self) -> Self:
         return self
@@ -580,11 +581,11 @@ class SampleStore:
         with self._db.held():
             head = self._linear("calibrate")
             _, scores, labels = self.leave_one_out(groups=groups)
-            with self._db.transaction(), head.locked():
+            with self._db.transaction(), head._lock:
                 if self._db.get("state")["position"] != self.live.position:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
                 self.live.stale = True  # until the calibration is kept
-                head.calibrate_on(scores, labels, method)
+                calibrate_on(head, scores, labels, method)
                 if keep:
                     self._db.put(CALIBRATE_RECORD, {"method": method, "groups": groups})
                 else:
@@ -599,11 +600,11 @@ class SampleStore:
         if kept is None or not isinstance(adapter, LinearAdapter):
             return
         head = adapter.head
-        if head.data_choices.state_of("calibration") is ChoiceState.CURRENT:
+        if head._choices.state_of("calibration") is ChoiceState.CURRENT:
             return
         try:
             _, scores, labels = self._left_out(head, "votes", kept["groups"])
-            head.calibrate_on(scores, labels, kept["method"])
+            calibrate_on(head, scores, labels, kept["method"])
         except (RuntimeError, ValueError, TorchLSSVMError) as error:
             log.warning("%s: the calibration could not be made again: %s", self.path, error)
 
@@ -617,7 +618,7 @@ class SampleStore:
         if not isinstance(adapter, LinearAdapter):
             return None
         kept = self._db.get(CALIBRATE_RECORD, None) is not None
-        if not self.readonly and (kept or adapter.head.data_choices.rho_rule is not None):
+        if not self.readonly and (kept or adapter.head._choices.rho_rule is not None):
             try:
                 self._set_option(lambda head: None)
             except (StoreBusyError, StoreDiskError) as error:
@@ -651,7 +652,7 @@ class SampleStore:
         with self._db.held():
             head = self._linear("options")
             try:
-                with self._db.transaction(), head.locked():
+                with self._db.transaction(), head._lock:
                     self.live.prepare()
                     change(head)
                     if choose_rho and isinstance(head, LSSVMHead):

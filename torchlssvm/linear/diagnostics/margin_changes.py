@@ -115,7 +115,7 @@ def check_changes(
 ) -> SampleChange:
     """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
     head._fitted_weights()  # NotFittedError without samples
-    batch = head.check(x, y, weight, gridded=gridded)
+    batch = head._check(x, y, weight, gridded=gridded)
     if len(batch) and batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
         raise ValueError("weight must be at least 1 for each sample")
     grid = batch.choices.grid
@@ -125,7 +125,7 @@ def check_changes(
     times = times.to(torch.float64)
     if (what == "relabel") != (y_new is not None):
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
-    new = head.check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
+    new = head._check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
     slots = None if what == "add" else head.samples.find(batch)
     members = None if groups is None else [rows.to(head.device) for rows in check_groups(groups, len(batch))]
     if slots is not None:
@@ -148,7 +148,7 @@ class ChangedScores:
 
     def __init__(self, head: MarginHead, changes: SampleChange):
         self.head, self.changes = head, changes
-        head.solve()
+        head._solve()
         self.after = counts_after(changes, head.counts)
         self.total = self.after.sum(1)
         if len(self.total) and float(self.total.min()) <= 0:
@@ -160,7 +160,7 @@ class ChangedScores:
         """Solvers with the class weights of after, and the changes they are for."""
         option = self.head.class_weight
         if not isinstance(option, str):
-            yield self.head.solver, list(range(self.changes.count))
+            yield self.head._solver, list(range(self.changes.count))
             return
         kinds: dict[tuple[float, ...], list[int]] = {}
         for i, counts in enumerate(self.after.tolist()):
@@ -168,7 +168,7 @@ class ChangedScores:
         for counts, some in kinds.items():
             weights = class_weights(option, torch.tensor(counts, dtype=torch.float64, device=self.head.device))
             assert weights is not None
-            yield self.head.solver.with_class_weights(weights), some
+            yield self.head._solver.with_class_weights(weights), some
 
     def steps(
         self, solver: ActiveSetSolver, k: int, some: list[int]
@@ -278,13 +278,13 @@ class ChangedScores:
         """w (J,) and b () of a class after a change, by a copy of the head in which it is made."""
         if self._twin is None:
             self._twin = copy.deepcopy(self.head)
-            self._twin.solver.freeze_scale()
+            self._twin._solver.freeze_scale()
         if self._twin_at != i:
             if self._twin_at is not None:
                 self._make(self._twin_at, -1)
             self._make(i, 1)
             self._twin_at = i
-        w, b = self._twin.solve()
+        w, b = self._twin._solve()
         return w[:, k], b[k]
 
     def _make(self, i: int, sign: int) -> None:
@@ -305,8 +305,8 @@ def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gr
     ``gridded``: the rows are normalized and on the grid already.
     """
     changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
-    w, b = head.solve()
-    step = head.solver.scale.step
+    w, b = head._solve()
+    step = head._solver.scale.step
     out = changes.x @ (w * step) + b
     changed = ChangedScores(head, changes)
     for solver, some in changed.cases():

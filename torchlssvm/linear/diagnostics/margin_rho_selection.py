@@ -84,7 +84,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     weights are near their minimum, not at it. Rows are taken in the order in which they are saved, so that the errors
     depend on the samples alone. ``whole=False`` ends where errors have clearly risen twice: the others are infinite then.
     """
-    rows, solver, K = head.samples, head.solver, head.num_classes
+    rows, solver, K = head.samples, head._solver, head.num_classes
     order = rows.saved_order()
     labels, copies, fold = rows.labels[order], rows.copies[order], rows.folds(folds)[order]
     used = fold.unique().tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,15 @@ from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
     HeadView,
-    Labelled,
     Problem,
     check_labels,
     check_samples,
     other_rows,
 )
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.head import LSSVMHead
+    from torchlssvm.linear.linear_head import LinearHead
 
 
 def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> Calibration:
@@ -35,15 +38,24 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
     return replace(made, grouped=groups is not None)
 
 
-def calibrate_on(view: Labelled, scores: Any, y: Any, method: str | None) -> Calibration:
-    """Calibration on leave-one-out scores (n, K) that were computed in batches."""
-    scores = checks.features(scores, view.num_classes, view.device).to(torch.float64)
-    labels = check_labels(view, y, len(scores), "y")
-    return fit(scores, labels, torch.ones_like(scores[:, 0]), method)
+def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None) -> None:
+    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches."""
+    with head._lock:
+        scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
+        labels = check_labels(head, y, len(scores), "y")
+        head._choices.record_calibration(fit(scores, labels, torch.ones_like(scores[:, 0]), method))
 
 
-def leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
-    """Leverages (B,) of inputs; see :meth:`torchlssvm.LSSVMHead.leverage`."""
+def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
+    """Return the leverage (B,) of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu). x: (B, J).
+
+    ``relative``: divided by its mean over the samples held; an input of 10 is ten times as far as those are.
+    """
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        return _leverage(head._view(), x, relative)
+
+
+def _leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
     system = Problem(view).whitened(None) if view.multiclass == "ovo" else view.system
     x = checks.features(x, view.in_features, view.device)
     parts = (
@@ -58,12 +70,17 @@ def degrees_of_freedom(system: Any) -> float:
     return len(system.F) - float(system.F.square().sum()) + (1.0 if system.n else 0.0)
 
 
-def uncertainty(view: HeadView, x: Any) -> Tensor:
-    """Standard errors (B, K) of scores; see :meth:`torchlssvm.LSSVMHead.uncertainty`."""
+def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
+    """Return the standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        return _uncertainty(head._view(), x)
+
+
+def _uncertainty(view: HeadView, x: Any) -> Tensor:
     stats = view.statistics
     if view.multiclass == "ovo":
-        raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage(x)')
-    g = leverage(view, x, relative=False)
+        raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
+    g = _leverage(view, x, relative=False)
     m = normal.moments(stats, view.units, view.intercept, Problem(view).class_weights(), standard=view.standard)
     w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
     if view.standard is not None:
