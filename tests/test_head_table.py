@@ -129,13 +129,43 @@ def saved(head: Any, folder: Path) -> None:
     assert torch.equal(fresh(X), head(X))
 
 
+def not_a_number(head: Any, folder: Path) -> None:
+    bad = X.clone()
+    bad[[4, 9], 2] = torch.nan
+    for read in (head.predict, getattr(head, "predict_proba", head.predict)):
+        with pytest.raises(ValueError, match="index 4"):
+            read(bad)
+    assert head(bad)[4].isnan().all()
+
+
+def monitored(head: Any, folder: Path) -> None:
+    pytest.importorskip("lightning")
+    from torchlssvm.lightning import DriftMonitor
+
+    module: Any = torch.nn.Module()
+    module.head = head
+    DriftMonitor().on_train_start(None, module)  # type: ignore[arg-type]
+
+
+def agreed(head: Any, folder: Path) -> None:
+    from torchlssvm.distributed import sync
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+    try:
+        sync(head)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert head.n == N
+
+
 WORKS = [
     left_out, label_errors, influence, calibrated, rho_selected, window, folds, exported, hub, report, stored, corrected,
-    attached, drifted, exchanged, saved,
+    attached, drifted, exchanged, saved, not_a_number, monitored, agreed,
 ]  # fmt: skip
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     # a margin head is not linear in its samples, so sums cannot be exchanged
     ("margin", "exchanged"): ValueError,
+    ("margin", "agreed"): ValueError,
     # w and C know neither which samples are held nor their sums
     ("compact", "influence"): AttributeError,
     ("compact", "calibrated"): AttributeError,
@@ -146,6 +176,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
     ("compact", "corrected"): ValueError,
     ("compact", "drifted"): AttributeError,
     ("compact", "exchanged"): ValueError,
+    ("compact", "agreed"): ValueError,
+    ("compact", "monitored"): ValueError,
 }
 
 

@@ -158,7 +158,10 @@ def test_what_another_process_erased_is_not_in_the_files(tmp_path):
 def test_only_its_own_files_are_uploaded(tmp_path):
     """Files that lie beside them stay here, and sums of an earlier version do not stay there."""
     (tmp_path / "secret.txt").write_text("mine")
-    head, files = LSSVMHead(6, 3, rho=1.0).add(X, Y), ["config.json", "model.safetensors", "statistics.safetensors", "README.md"]
+    head, files = (
+        LSSVMHead(6, 3, rho=1.0).add(X, Y),
+        ["config.json", "model.safetensors", "statistics.safetensors", "README.md"],
+    )
     for statistics, gone in ((False, ["statistics.safetensors"]), (True, None)):
         there = MagicMock()
         with patch.dict(sys.modules, {"huggingface_hub": there}):

@@ -96,7 +96,9 @@ def test_from_a_store_and_back(digits, tmp_path) -> None:
         for a in range(0, 600, 200):  # several batches
             store.apply(Add(ids=range(a, a + 200), x=x[a : a + 200], y=given[a : a + 200]))
         found = store.label_errors()
-        direct = find_label_errors(LSSVMHead(64, 10, grid=GRID, rho=1.0).add(x[:600], given[:600]), x[:600], given[:600])
+        direct = find_label_errors(
+            LSSVMHead(64, 10, grid=GRID, rho=1.0).add(x[:600], given[:600]), x[:600], given[:600]
+        )
         assert torch.allclose(found.scores, direct.scores, rtol=0, atol=1e-10)
         store.apply(found.events(5))
         again = store.label_errors()

@@ -350,7 +350,7 @@ def test_a_delta_whose_changes_went_another_way_is_refused(tmp_path, how):
     elif how == "more classes":
         node.add_classes(1)
     elif how == "adopted":
-        node.adopt(node.statistics.state())
+        node._adopt(node.statistics.state())
     else:
         merge(head(), Delta.take(node))
     before = status(node)

@@ -62,7 +62,7 @@ class Line:
 
 def new_store(path: Path, **options: Any) -> SampleStore:
     x = torch.randn(N, J, generator=torch.Generator().manual_seed(0))
-    store = SampleStore(path, head=LSSVMHead(J, K, **({"grid": GRID} | options)))
+    store = SampleStore(path, head=LSSVMHead(J, K, **({"grid": GRID, "rho": 1.0} | options)))
     store.apply(Add(ids=range(N), x=x, y=torch.arange(N) % K, subject=[f"user-{i % 4}" for i in range(N)]))
     return store
 

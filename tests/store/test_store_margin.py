@@ -71,8 +71,8 @@ def test_a_head_whose_rows_or_weights_are_not_those_of_its_statistics_fails_veri
     old_rows = copy.deepcopy(before)
     old_rows.statistics = copy.deepcopy(store.head.statistics)  # the digest of the survivors, the rows of all
     old_weights = copy.deepcopy(store.head)
-    old_weights.solve()
-    old_weights.solver.w.copy_(before.w)
+    old_weights._solve()
+    old_weights._solver.w.copy_(before.w)
     for head, reason in ((old_rows, "other rows|rows it holds"), (old_weights, "w is not what")):
         assert head.digest() == store.head.digest()
         for source in ({"store": store}, {"opening": opening}):

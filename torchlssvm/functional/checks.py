@@ -232,6 +232,16 @@ def raise_not_finite(name: str, values: Tensor) -> None:
     )
 
 
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return scores (B, K) of finite rows; ValueError with the first row that holds NaN or inf. One read from the device."""
+    if not torch.compiler.is_compiling() and not_finite(scores):
+        bad = (~scores.isfinite().all(1)).nonzero()[:, 0]
+        raise ValueError(
+            f"x holds NaN or inf, or values too large to score, in {len(bad)} row(s), the first at index {int(bad[0])}"
+        )
+    return scores
+
+
 def positive(value: Any, name: str) -> float:
     """A finite number > 0."""
     if isinstance(value, Tensor) and value.numel() == 1:

@@ -1,15 +1,26 @@
-"""Memory that is free on a device, and a refusal, with the number of bytes, of what does not fit."""
+"""Memory: refuse what does not fit, with the number of bytes; and tensors that own no more memory than they show."""
 
 from __future__ import annotations
 
 import os
 
 import torch
+from torch import Tensor
 
 from torchlssvm.errors import OutOfMemoryError
 
 CHECKED_BYTES = 2**28
 """Bytes from which a request is worth checking: for less than 256 MiB asking the system costs more."""
+
+
+def no_rows(x: Tensor) -> Tensor:
+    """Return an empty tensor (0, ...) for rows like those of x. The slice ``x[:0]`` would keep, and pickle, all rows of x."""
+    return x.new_empty((0, *x.shape[1:]))
+
+
+def trimmed(x: Tensor) -> Tensor:
+    """Return x if it owns just the memory it shows, else a copy that does. Pickling a view writes all rows behind it."""
+    return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
 
 
 def free_bytes(device: torch.device) -> int | None:

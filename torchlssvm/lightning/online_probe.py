@@ -140,7 +140,7 @@ class OnlineProbe(Callback):
         if self.window is not None and mine is not None and mine.grid != grid:
             self._rebuild_window(grid)
             mine = self.window.machine
-        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.sample_state().items()}))
+        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine._sample_state().items()}))
         total: Any = None
         for state in states:
             if state is not None:

@@ -135,9 +135,8 @@ class CompactLSSVMHead(nn.Module):
         return checks.scored_features(x, self.in_features, self.device) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
+        """Return the class with the highest score; ValueError for a row that holds NaN or inf."""
+        return checks.finite_scores(self(x)).argmax(1)
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:

@@ -203,9 +203,8 @@ class LinearHead(nn.Module):
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
+        """Return the class with the highest score; ValueError for a row that holds NaN or inf."""
+        return checks.finite_scores(self(x)).argmax(1)
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
@@ -213,7 +212,7 @@ class LinearHead(nn.Module):
         A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
         ``calibrate`` is called again.
         """
-        scores: Tensor = self(x)
+        scores = checks.finite_scores(self(x))
         if self.num_classes < 2 or self.statistics.kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
         return self._choices.probabilities(scores, calibrated)

@@ -218,6 +218,9 @@ class Accumulator:
             else:
                 for group, index, place in self._by_group(change.codes, change.host_codes):
                     self._push_group(group, change, index, change.bounds[place])
+            for used in (self._buffer, self._buffer_wide, self._scratch):
+                if used is not None:
+                    used[: len(change.x)].zero_()
 
     def _push_sparse(self, change: SignedRows) -> None:
         """Sum sparse rows straight into the canonical sums; those that are rather full as dense rows, some at a time."""
@@ -354,6 +357,7 @@ class Accumulator:
             return
         with threads_for(2.0 * length * self.J**2):
             self._flush_rows(length)
+        self._room()[:length].zero_()  # a row that is removed later must not stay in memory
 
     def _flush_rows(self, length: int) -> None:
         bound, self._tail_bound = self._tail_bound, 0.0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.memory import no_rows
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, joint_change, single_changes
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
@@ -89,7 +90,7 @@ def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any) 
 
 
 def _sizes(samples: SampleChange, members: list[Tensor]) -> Tensor:
-    return torch.stack([samples.weight[m].sum() for m in members]) if members else samples.weight[:0]
+    return torch.stack([samples.weight[m].sum() for m in members]) if members else no_rows(samples.weight)
 
 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
