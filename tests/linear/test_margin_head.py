@@ -201,7 +201,7 @@ def test_rho_is_chosen_by_default_and_again_by_refresh():
     assert head.rho == 1.0
     assert head.choices["rho"].state is ChoiceState.OPEN  # too few samples to choose by
     head.add(x[9:], y[9:])
-    assert head.rho == head.rho_path().rho != 1.0
+    assert head.rho == head.select_rho(apply=False).rho != 1.0
     assert head.choices["rho"].state is ChoiceState.CURRENT
     head.remove(x[:200], y[:200])
     assert head.choices["rho"].state is ChoiceState.STALE
@@ -217,11 +217,11 @@ def test_every_door_has_the_same_default(tmp_path):
     from torchlssvm.sklearn import MarginClassifier
 
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 7))
-    assert attach(model, 3, head="margin").head.data_choices.rho_rule == "kfold"
-    assert MarginClassifier().fit(*samples(60)).head_.data_choices.rho_rule == "kfold"
+    assert attach(model, 3, head="margin").head._choices.rho_rule == "kfold"
+    assert MarginClassifier().fit(*samples(60)).head_._choices.rho_rule == "kfold"
     assert main(["init", str(tmp_path / "s"), "--in-features", "4", "--classes", "3", "--head", "margin"]) == 0
     with SampleStore(tmp_path / "s") as store:
-        assert store.head.data_choices.rho_rule == "kfold"
+        assert store.head._choices.rho_rule == "kfold"
 
 
 def test_merge_takes_over_samples():

@@ -306,7 +306,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="x is empty"):
         head.calibrate(x[:0], y[:0])
     with pytest.raises(ValueError, match="labels"):
-        head.calibrate_on(torch.zeros(3, 3), torch.zeros(2, dtype=torch.int64))
+        calibrate_on(head, torch.zeros(3, 3), torch.zeros(2, dtype=torch.int64))
     for judge in (head, MarginHead(5, 3, rho=1.0, grid=GRID).add(x, y)):
         with pytest.raises(ValueError, match=r"outside 0\.\.2"):
             calibrate_on(judge, torch.zeros(3, 3), torch.tensor([0, 1, 7]))

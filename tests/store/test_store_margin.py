@@ -101,7 +101,7 @@ def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
 
 def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
     store, x, y = filled(tmp_path / "s", MarginHead(J, K, rho=1.0, class_weight="balanced"))
-    digest, derived = store.head.digest(), store.head.derived()
+    digest, derived = store.head.digest(), store.head._derived()
     preview = store.preview(Remove(subject="u1"), x, y)
     assert (preview.samples, preview.remaining) == (5, 55)
     assert preview.flips is not None

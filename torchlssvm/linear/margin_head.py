@@ -87,7 +87,7 @@ class MarginHead(LinearHead):
     _solver: ActiveSetSolver
     _rho_method = "kfold"
     _rho_candidates = len(margin_rho_selection.DEFAULT_RHO_SHARES)
-    keeps_rows = True
+    _keeps_rows = True
 
     @exactly
     def __init__(
