@@ -51,7 +51,15 @@ class RemovalError(TorchLSSVMError, ValueError):
     Raised by the call itself, never by a later read. A head on a grid knows its rows by fingerprint and names the first one
     that is not held; a store or a kernel machine knows ids and subjects. Where rows are not known (``head.unchecked`` says why)
     the error is raised when the remaining sums could not be those of samples.
+
+    Attributes:
+        row: the place in the call of the first row that is not held with its label, where that is known.
+        label: its label. held_label: another label with which the row is held, if any.
     """
+
+    row: int | None = None
+    label: int | None = None
+    held_label: int | None = None
 
 
 class InterruptedUpdateError(TorchLSSVMError, RuntimeError):

@@ -19,7 +19,6 @@ from torchlssvm import (
     OneVsOne,
     OneVsRest,
     RemovalError,
-    attach,
 )
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import lagrangian
@@ -71,7 +70,7 @@ def test_equals_a_quadratic_program(C, bias, solver):
 
 
 def test_tolerance_is_what_was_asked_for():
-    for tol in (1e-3, 1e-5, 1e-8):
+    for tol in (1e-3, 1e-8):
         machine = LagrangianSVM(RBF(sigma=2.0), C=10.0, solver="iteration", tol=tol)
         machine.add(POOL, LABELS)
         assert machine.kkt_violation() <= 2 * tol
@@ -96,17 +95,6 @@ def test_augmented_is_the_kernel_on_rows_with_a_constant():
         close(machine, truth)
         torch.testing.assert_close(machine.decision(POOL), kernel(rows, rows) @ (SIGNS * truth), rtol=1e-8, atol=1e-8)
         assert machine.in_features == 4
-
-
-def test_one_step_of_the_iteration_is_equation_three():
-    K = rbf(POOL[:30], POOL[:30]) + 1.0
-    Q = SIGNS[:30, None] * K * SIGNS[:30] + torch.eye(30, dtype=torch.float64) / 2.0
-    U, alpha = torch.linalg.inv(Q), torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected = U @ (1 + ((Q @ alpha - 1) - 0.9 * alpha).clamp(min=0))
-    result = lagrangian.iterate(lambda v: U @ v, alpha, Q @ alpha - 1, 0.9, 1e-9, 1, Q.max())
-    torch.testing.assert_close(result.alpha, expected)
-    torch.testing.assert_close(result.z, Q @ expected - 1)
-    assert not result.converged
 
 
 def test_running_out_of_iterations_is_said_and_loses_nothing():
@@ -197,6 +185,13 @@ class AnySequence(RuleBasedStateMachine):
         for i in ids:
             self.labels[self.held[i]] = 1 - self.labels[self.held[i]]
         self.machine.relabel(ids, self.labels[[self.held[i] for i in ids]])
+
+    @precondition(lambda self: self.held and self.free())
+    @rule(data=st.data())
+    def replacing(self, data):
+        i, new = data.draw(st.sampled_from(sorted(self.held))), data.draw(st.sampled_from(self.free()))
+        self.machine.replace([i], POOL[[new]], self.labels[[new]])
+        self.held[i] = new
 
     @precondition(lambda self: self.held and self.free())
     @rule(data=st.data())
@@ -366,31 +361,6 @@ def test_many_classes_refuse_what_they_should():
         other.load_state_dict(machine.state_dict())
     assert "num_classes=3" in repr(machine)
     assert machine.remove(ids[:1]).n == 19
-
-
-def test_a_machine_that_refuses_leaves_the_others_as_they_were():
-    machine = OneVsRest(lambda: LagrangianSVM(RBF(sigma=2.0), C=5.0), 3)
-    machine.add(POOL[:60], CLASSES[:60])
-    before = machine(POOL)
-
-    def refuse(x, y):
-        raise RuntimeError("no more")
-
-    machine.machines[2].add = refuse
-    with pytest.raises(RuntimeError, match="no more"):
-        machine.add(POOL[60:70], CLASSES[60:70])
-    assert len(machine) == 60
-    torch.testing.assert_close(machine(POOL), before, rtol=1e-9, atol=1e-9)
-    del machine.machines[2].add
-    assert machine.add(POOL[60:61], CLASSES[60:61]).tolist() == [60]
-
-
-def test_attached_to_a_network():
-    network = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
-    clf = attach(network, num_classes=3, head=OneVsRest(LagrangianSVM(RBF(sigma=1.0), C=5.0), 3))
-    ids = clf.add(POOL.float(), CLASSES)
-    clf.head.remove(ids[:5])
-    assert clf(POOL.float()).shape == (200, 3)
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LSSVMHead, NotFittedError, OneVsOne, RemovalError
+from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.features import LayerTaps, RandomReLU
 from torchlssvm.kernels import RBF
 from torchlssvm.sklearn import (
@@ -344,8 +345,10 @@ def test_fit_solves_and_the_same_rows_leave_once() -> None:
         model.predict(X)
     model.partial_unfit(X[:5], names[:5])
     before = model.head_.digest()
-    with pytest.raises(RemovalError):
+    with pytest.raises(RemovalError, match=names[0]):
         model.partial_unfit(X[:5], names[:5])
+    with pytest.raises(RemovalError, match="held with label malignant"):
+        model.partial_unfit(X[y == 0][-1:], ["benign"])
     assert model.head_.digest() == before
     assert LSSVMClassifier().fit(X, y, sample_weight=np.full(len(y), 0.5)).head_.grid is None
 
@@ -398,6 +401,12 @@ def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
         plain = LSSVMClassifier().fit(X[:1500], y[:1500])
     lifted = make_pipeline(RandomFeatures(600), LSSVMClassifier()).fit(X[:1500], y[:1500])
     assert lifted.score(X[1500:], y[1500:]) > plain.score(X[1500:], y[1500:]) + 0.02
+    given = y[:1500].copy()
+    given[:60] = (given[:60] + 7) % 30
+    with pytest.warns(UserWarning, match="RandomFeatures"):
+        found = LSSVMClassifier().fit(X[:1500], given).label_errors(X[:1500], given)
+    unlifted = find_label_errors(LSSVMHead(12, 30, rho="gcv").add(X[:1500], given), X[:1500], given)
+    assert (found.order[:60] < 60).sum() > (unlifted.order[:60] < 60).sum()
 
 
 def test_maps_and_taps_are_transformers() -> None:

@@ -394,7 +394,10 @@ class HeldRows:
         others = [label for fold, label in self.held.groups if fold == group[0] and count(label)]
         where = f" (it is held with label {others[0]})" if others else ""
         label = "" if batch.labels is None else f" with label {group[1]}"
-        return RemovalError(f"row {i} is not held{label}{where}. {REMOVAL_REMEDY}")
+        error = RemovalError(f"row {i} is not held{label}{where}. {REMOVAL_REMEDY}")
+        if batch.labels is not None:
+            error.row, error.label, error.held_label = i, group[1], others[0] if others else None
+        return error
 
     def without_class(self, label: int) -> None:
         """Remove the rows of a class."""

@@ -129,7 +129,9 @@ class DualHead:
             while wanted > 0:
                 at = next((j for j in reversed(places.get(key, [])) if left[j] > 0), None)
                 if at is None:
-                    raise RemovalError(f"row {i} is not held with this label and weight. Nothing was changed.")
+                    error = RemovalError(f"row {i} is not held with this label and weight. Nothing was changed.")
+                    error.row, error.label = i, int(y[i]) if self.labels else None
+                    raise error
                 taken = min(wanted, left[at])
                 left[at] -= taken
                 wanted -= taken

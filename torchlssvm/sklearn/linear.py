@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,8 +13,8 @@ from sklearn.utils.multiclass import unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchlssvm.analysis.label_errors import LabelErrors, from_scores
-from torchlssvm.errors import NotFittedError
+from torchlssvm.analysis.label_errors import LabelErrors, find_label_errors, from_scores
+from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional.checks import sparse_features
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
@@ -38,7 +39,12 @@ MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
 docs/benchmarks/random_features.md has the measurement."""
 
 LIFTED_FEATURES = 2000
-"""Random features that the warning proposes."""
+"""Random features that the warning proposes and that label errors are judged by."""
+
+
+def is_masked(classes: int, features: int) -> bool:
+    """True where least squares, one class against the rest, loses accuracy."""
+    return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
 
 
 class LinearEstimator(BaseEstimator):
@@ -100,12 +106,16 @@ class LinearEstimator(BaseEstimator):
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         weight = self._check_weight(sample_weight, X)
-        if isinstance(self.head_, DualHead):
-            self.head_.remove(X, self._targets(y), weight)
-        else:
-            self.head_.remove(self._rows(X), self._here(self._targets(y)), weight=self._tensor(weight))
+        self._remove(X, self._targets(y), weight)
         self._judge_sums()
         return self
+
+    def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
+        """Unlearn checked samples, all or none."""
+        if isinstance(self.head_, DualHead):
+            self.head_.remove(X, y, weight)
+        else:
+            self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _is_dual(self, X: Any) -> bool:
         """True for fewer samples than features, where a DualHead can do what is asked for."""
@@ -279,6 +289,18 @@ class LinearClassifier(Classifier, LinearEstimator):
         self._learn_more(X, y, classes, sample_weight)
         return self
 
+    def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
+        try:
+            super()._remove(X, y, weight)
+        except RemovalError as error:
+            if error.label is None:
+                raise
+            held = "" if error.held_label is None else f" (it is held with label {self.classes_[error.held_label]!s})"
+            label = self.classes_[error.label]
+            raise RemovalError(
+                f"row {error.row} is not held with label {label!s}{held}. Nothing was changed."
+            ) from error
+
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,).
 
@@ -294,16 +316,19 @@ class LinearClassifier(Classifier, LinearEstimator):
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
         """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
 
-        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` gives labels as you gave them.
+        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` gives labels as you gave them. Where many
+        classes meet few features, a second head on 2,000 random features judges, which finds more; X are then all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        encoded = self._encode(y)
+        encoded, classes = self._encode(y), self.classes_.tolist()
         if isinstance(self.head_, DualHead):
-            scores = self.head_.leave_one_out(X, encoded)
-        else:
-            scores = self.head_.leave_one_out(self._here(dense_rows(X)), self._here(encoded), pairs="least")
-        return from_scores(scores, torch.as_tensor(encoded, device=scores.device), ids, classes=self.classes_.tolist())
+            return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded), ids, classes=classes)
+        rows, labels = self._here(dense_rows(X)), self._here(encoded)
+        if isinstance(self.head_, LSSVMHead) and is_masked(len(classes), self.n_features_in_):
+            found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
+            return dataclasses.replace(found, classes=tuple(classes))
+        return from_scores(self.head_.leave_one_out(rows, labels, pairs="least"), labels, ids, classes=classes)
 
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
         """The exact change (n,) of the loss, or ``on="accuracy"``, at X_val if each sample were removed.
@@ -391,7 +416,7 @@ class LSSVMClassifier(LinearClassifier):
 
     def _start_outputs(self, y: Array, weight: Any) -> int:
         classes, features = super()._start_outputs(y, weight), self.n_features_in_
-        if classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes and self.multiclass != "ovo":
+        if is_masked(classes, features) and self.multiclass != "ovo":
             warnings.warn(
                 f"{classes} classes meet {features} features: least squares of one class against the rest is weak there. "
                 f"Lift the features first, make_pipeline(RandomFeatures({LIFTED_FEATURES}), LSSVMClassifier()) from "
