@@ -158,10 +158,12 @@ class LagrangianSVM(KernelMachine):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _check_C(self, C: Any) -> float:
-        C = checks.positive(C, "C")
-        if self._step is not None and not self._step < 2.0 / C:
-            raise ValueError(f"step must be below 2/C = {2.0 / C:g} for the iteration to converge, got {self._step!r}")
-        return C
+        value: float = checks.positive(C, "C")
+        if self._step is not None and not self._step < 2.0 / value:
+            raise ValueError(
+                f"step must be below 2/C = {2.0 / value:g} for the iteration to converge, got {self._step!r}"
+            )
+        return value
 
     def _prepare(self, rows: Tensor) -> Tensor:
         """[x, -1], as H = [A -e] in the paper."""

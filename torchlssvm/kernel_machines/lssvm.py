@@ -45,6 +45,8 @@ class KernelLSSVM(KernelMachine):
         tensor([1, 2, 3])
     """
 
+    _bias: bool
+
     def __init__(
         self,
         kernel: Kernel | Callable[[Tensor, Tensor], Tensor],
