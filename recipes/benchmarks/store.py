@@ -69,7 +69,7 @@ def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
     n, J = x.shape
     store = SampleStore(folder / "store", head=LSSVMHead(J, CLASSES), snapshot_rows=10**9)
     machine: Any = store.live.adapter
-    head = Timed(machine, ("add", "digest", "note"))
+    head = Timed(machine, ("exchange", "digest", "note"))
     db = bare(folder / "bare.sqlite")
     ours, theirs = [], []
     for start in range(0, n, BATCH):
@@ -120,6 +120,19 @@ def erase(store: SampleStore, key: Any) -> None:
     )
 
 
+def follow(store: SampleStore) -> None:
+    """Another process takes an erasure over: by the sums that the writer publishes, against summing the rows."""
+    with SampleStore(store.path, readonly=True) as reader:
+        head = reader.head
+        times = []
+        for i in range(3):
+            store.apply(Remove(subject=f"user-{7 * i + 6}"))
+            times.append(seconds(lambda: head.n))
+        rebuild = seconds(lambda: reader.relearn(LSSVMHead.from_config(head.config())).digest())
+    once = statistics.median(times)
+    print(f"a reader follows an erasure at its next use: {1e3 * once:.0f} ms, summing the rows {1e3 * rebuild:.0f} ms")
+
+
 def singles(store: SampleStore, x: torch.Tensor, y: torch.Tensor, count: int) -> None:
     """Single samples, each durable, against refitting scikit-learn's ridge classifier."""
     from sklearn.linear_model import RidgeClassifier
@@ -157,6 +170,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         store = ingest(Path(folder), x, y)
         erase(store, key)
+        follow(store)
         singles(store, x, y, 50)
         event = Remove(subject="user-5")
         store.apply(event)

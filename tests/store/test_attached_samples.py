@@ -97,18 +97,6 @@ def test_add_takes_a_loader_wholly_or_not_at_all(data):
     assert clf.remove(x[:20], y[:20]).head.n == 40  # rows of a merged head are still known
 
 
-def test_a_fit_that_fails_leaves_the_head_as_it_was(data):
-    x, y, *_ = data
-    clf = attach(network(), K)
-    with pytest.raises(ValueError, match="a tensor y"):
-        clf.fit([(x[:20], y[:20]), (x[20:], y[20:].tolist())])
-    assert clf.head.n == 0
-    before = clf.fit([(x[:20], y[:20])]).head.digest()
-    with pytest.raises(KeyboardInterrupt):
-        clf.fit(interrupted((x, y)))
-    assert clf.head.digest() == before
-
-
 def interrupted(batch):
     yield batch
     raise KeyboardInterrupt
@@ -242,19 +230,6 @@ def test_verbs_by_name(data, tmp_path):
         clf.remove(subject="nobody")
     assert len(clf.store) == clf.head.n == 29
     clf.store.close()
-
-
-def test_an_open_classifier_sees_what_another_process_writes(data, tmp_path):
-    clf = attach(network(), K, grid=GRID, store=tmp_path / "store").fit(named(data))
-    other = attach(network(), K, grid=GRID, store=tmp_path / "store")
-    assert torch.equal(clf(data[0]), other(data[0]))
-    other.remove(subject="u1")
-    assert torch.equal(clf(data[0]), other(data[0]))
-    torch.manual_seed(5)
-    with pytest.raises(ValueError, match="bound to the network"):
-        attach(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 9)), K, store=tmp_path / "store")
-    clf.store.close()
-    other.store.close()
 
 
 def test_a_head_with_samples_gets_no_store(data, tmp_path):

@@ -104,18 +104,6 @@ def test_receipts(store: SampleStore) -> None:
     assert not certificate.covers("sample-1", nonce[:-1])
 
 
-def test_an_event_applied_before_changes_nothing_and_says_so(store: SampleStore) -> None:
-    event = Remove(subject="user-1", event_id="once")
-    store.apply(event)
-    digest = store.head.digest()
-    again, other = store.apply([event, Remove(subject="user-1", event_id="once")])
-    assert not again.applied
-    assert not other.applied
-    assert (again.position, again.samples) == (2, 8)
-    assert "before" in str(again)
-    assert (store.head.digest(), store.position) == (digest, 2)
-
-
 def test_every_event_can_be_repeated(store: SampleStore) -> None:
     x, y = data(seed=1)
     events: list[Any] = [

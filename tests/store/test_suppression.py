@@ -102,17 +102,6 @@ def test_another_store_with_the_same_list(folder: Path) -> None:
         assert len(second) == 0
 
 
-def test_a_copy_of_the_store_that_is_put_back(folder: Path) -> None:
-    filled(folder).close()
-    shutil.copytree(folder / "store", folder / "backup")
-    with opened(folder) as store:
-        erase(folder, store, subject="customer-1")
-    shutil.rmtree(folder / "store")
-    shutil.copytree(folder / "backup", folder / "store")
-    with opened(folder) as store:
-        assert store.suppression.held() == IDS[4:8]
-
-
 def test_corrections_and_plain_removals_are_not_entered(folder: Path) -> None:
     with filled(folder) as store:
         store.apply(Remove(ids=IDS[:2]))

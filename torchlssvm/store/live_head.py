@@ -7,6 +7,7 @@ head is used it is therefore compared with the database: what is missing is rest
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +24,9 @@ log = logging.getLogger("torchlssvm.store")
 
 QUICKLY_SUMMED_ROWS = 1024
 """Below this number of rows it takes less time to sum them than to write and read their sums, whatever their width."""
+
+PUBLISHING_SECONDS = 1.0
+"""Least time between two publications: each takes about as long as an erasure, which a burst of them would feel."""
 
 Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
 """The options of a head, and the choices made from data, as the store keeps them."""
@@ -46,6 +50,7 @@ class LiveHead:
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
         self.options: Options | None = None
+        self._published_at = float("-inf")
         self._seen = -1  # the number of the database's changes when this handle last looked
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
 
@@ -233,14 +238,17 @@ class LiveHead:
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
 
-        The sums of before an erasure are removed at once. Where rows are few, others sum them faster than they read sums.
+        The sums of before an erasure are removed at once. Where rows are few, others sum them faster than they read sums. Of a
+        burst of erasures only some are published; others then sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows
         if erased or due:
             with self.db.transaction():
-                if due or self.db.get("state")["samples"] >= QUICKLY_SUMMED_ROWS:
+                many = self.db.get("state")["samples"] >= QUICKLY_SUMMED_ROWS
+                if due or (many and time.monotonic() > self._published_at + PUBLISHING_SECONDS):
                     self.write_snapshot()
+                    self._published_at = time.monotonic()
                 else:
                     self.snapshots.remove(self.snapshots.paths())
                     self._snapshot_position = -1
