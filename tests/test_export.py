@@ -116,7 +116,7 @@ def test_a_frozen_linear_head_holds_nothing_but_weights(tmp_path: Path) -> None:
     assert set(frozen.state_dict()) == {"weight", "bias"}
     files = {
         "a.safetensors": lambda p: save_safetensors(frozen, p),
-        "b.pt2": lambda p: export_program(frozen, torch.zeros(2, 5), p),
+        "b.pt2": lambda p: export_program(frozen, X[:2], p),
     }
     for name, write in files.items():
         write(tmp_path / name)

@@ -31,6 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
+from torchlssvm.features.layer_taps import LayerTaps
+from torchlssvm.features.views import tensor_of
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
@@ -116,6 +118,18 @@ class KernelScores(nn.Module):
         return self.kernel.gram(rows, self.rows) @ self.alpha + self.b  # type: ignore[no-any-return]
 
 
+class FlatFeatures(nn.Module):
+    """What a network returns as rows (B, J) of the head's float type."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, output: Any) -> Tensor:
+        """Return rows (B, J)."""
+        return tensor_of(output).flatten(1).to(self.dtype)
+
+
 @exactly
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
@@ -125,7 +139,11 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     changes of it do not show.
     """
     if isinstance(head, AttachedClassifier):
-        return nn.Sequential(copy.deepcopy(head.backbone), nn.Flatten(1), freeze(head.head, dtype)).eval()
+        backbone = copy.deepcopy(head.backbone)
+        for part in backbone.modules():
+            if isinstance(part, LayerTaps):
+                part.exact = False  # rows are predicted, not summed: products in floats will do
+        return nn.Sequential(backbone, FlatFeatures(dtype), freeze(head.head, dtype)).eval()
     if isinstance(head, CompactLSSVMHead):
         return _linear(head.w.mT, head.b, dtype).eval()
     if isinstance(head, LinearHead):
@@ -194,29 +212,48 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def export_program(
-    model: nn.Module, example: Tensor, path: str | os.PathLike[str] | None = None
+    model: nn.Module, example: Any, path: str | os.PathLike[str] | None = None
 ) -> torch.export.ExportedProgram:
-    """``torch.export`` with a batch of any size; written to ``path`` (.pt2) if it is given. example: (B, ...), B >= 2."""
-    program = torch.export.export(model, (_example(example),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    """``torch.export`` with a batch of any size; written to ``path`` (.pt2) if it is given.
+
+    example: a batch (B, ...), B >= 2, or a dict of tokens (B, T). Its shape and type count; its values are not in the file.
+    """
+    given, shapes = _example(example)
+    program = torch.export.export(model, (given,), dynamic_shapes=(shapes,))
     if path is not None:
         torch.export.save(program, os.fspath(path))
     return program
 
 
-def export_onnx(model: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> None:
-    """Write an ONNX file with one input ``x`` and one output ``scores``, for a batch of any size. Needs onnx and onnxscript."""
+def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
+    """Write an ONNX file with one output ``scores``, for a batch of any size. Needs onnx and onnxscript.
+
+    The input is called ``x``; those of a dict of tokens have the names in the dict. example: as for :func:`export_program`.
+    """
+    given, shapes = _example(example)
+    names = list(given) if isinstance(given, dict) else ["x"]
     torch.onnx.export(
-        model, (_example(example),), os.fspath(path), input_names=["x"], output_names=["scores"], dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
+        model, (given,), os.fspath(path), input_names=names, output_names=["scores"], dynamo=True, dynamic_shapes=(shapes,),
+        external_data=False, verbose=False,
     )  # fmt: skip
 
 
-def _example(example: Tensor) -> Tensor:
-    if len(example) < 2:  # a batch of one would be taken for a constant
-        raise ValueError(
-            f"the example must have two rows or more, to show that their number may vary; got {len(example)}"
-        )
-    return example
+def _example(example: Any) -> tuple[Any, Any]:
+    """A batch without data of the same shape as the example, and which of its sizes may vary.
+
+    An exported program keeps the batch that it was traced with.
+    """
+    batch = torch.export.Dim("batch")
+    if isinstance(example, Mapping):
+        length = torch.export.Dim("length")
+        made = {name: torch.ones_like(value) for name, value in example.items()}  # a mask must show its tokens
+        rows = len(next(iter(made.values())))
+        shapes: Any = {name: {0: batch, 1: length} for name in made}
+    else:
+        made, rows, shapes = torch.zeros_like(example), len(example), {0: batch}
+    if rows < 2:  # a batch of one would be taken for a constant
+        raise ValueError(f"the example must have two rows or more, to show that their number may vary; got {rows}")
+    return made, shapes
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:

@@ -30,11 +30,12 @@ from torchlssvm import schema
 from torchlssvm._version import __version__
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.canonical_json import loads
-from torchlssvm.export import NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
+from torchlssvm.export import FlatFeatures, NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
+from torchlssvm.features.description import describe_network
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import LinearHead
-from torchlssvm.linear.attach import AttachedClassifier
+from torchlssvm.linear.attach import AttachedClassifier, apply_network_options
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.store import SampleStore
 from torchlssvm.untrusted import read_regular
@@ -97,6 +98,8 @@ def save_pretrained(
         "normalize": head.normalize,
         "grid": describe_grid(head.grid),
         "backbone_hash": module_hash(model.backbone) if isinstance(model, AttachedClassifier) else None,
+        "network": model.network_options.saved() if isinstance(model, AttachedClassifier) else None,
+        "features": describe_network(model.backbone) if isinstance(model, AttachedClassifier) else None,
         "erasures": None if store is None else count_erasures(store, position),
         "class_names": names,
         "statistics": statistics,
@@ -147,7 +150,8 @@ def from_pretrained(
 
     Args:
         name: a folder, or the name of a model on the hub.
-        backbone: makes features of images, as ``clf.backbone`` does; it must be the one of the configuration, by its hash.
+        backbone: the network as it was given to ``attach``, which is changed, or ``clf.backbone``. Its hash must be that of the
+            configuration.
         statistics: return the head itself (or a classifier, with a backbone), which can add and remove samples. Only for a
             model that was saved with them.
         options: of ``huggingface_hub.snapshot_download``, e.g. ``revision``.
@@ -162,13 +166,15 @@ def from_pretrained(
     config = read_config(place, name)
     expected = config["backbone_hash"]
     if backbone is not None and expected is not None and module_hash(backbone) != expected:
-        raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
+        backbone = apply_network_options(backbone, config.get("network") or {})
+        if module_hash(backbone) != expected:
+            raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
     scores = read_head(place, config, name) if statistics else read_weights(place, config)
     if backbone is None:
         return scores
     if statistics:
         return AttachedClassifier(backbone, scores, config["in_features"])
-    return nn.Sequential(backbone.requires_grad_(False), nn.Flatten(1), scores).eval()
+    return nn.Sequential(backbone.requires_grad_(False), FlatFeatures(next(scores.parameters()).dtype), scores).eval()
 
 
 CONFIG_SCHEMA: dict[str, Any] = {
@@ -182,6 +188,7 @@ CONFIG_SCHEMA: dict[str, Any] = {
         "normalize": {"enum": list(ROW_NORMALIZATIONS)},
         "head": {"enum": list(HEAD_TYPES)},
         "backbone_hash": {"type": ["string", "null"]},
+        "network": {"type": ["object", "null"]},
     },
 }
 """The fields of a configuration that are read; the others are for people."""
@@ -265,6 +272,7 @@ def model_card(config: dict[str, Any]) -> str:
         if grid is None
         else f"limit {grid['limit']:g}, resolution {grid['resolution']:.3g}",
         "backbone, SHA-256": f"`{config['backbone_hash']}`" if config["backbone_hash"] else "none: it takes features",
+        "features": config["features"] and plain_text(config["features"]),
         "erasures so far": "not known, no store" if config["erasures"] is None else str(config["erasures"]),
         "statistics": "included: it can learn and unlearn" if config["statistics"] else "not included: weights only",
     }

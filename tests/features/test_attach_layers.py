@@ -15,7 +15,9 @@ from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
 from torchlssvm import AttachedClassifier, attach, verify
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.backbones import build
+from torchlssvm.export import export_onnx, export_program, freeze
 from torchlssvm.features import LayerTaps, RandomReLU, Views
+from torchlssvm.hub import from_pretrained, save_pretrained
 from torchlssvm.store import SampleStore
 
 
@@ -313,3 +315,47 @@ def test_timm(name):
         own = [(m * tokens + p[:, 0].double()) / (tokens + 1) for m, (_, p) in zip(own, prefix, strict=True)]
     torch.testing.assert_close(values[:, found[-1]], own[-1], rtol=1e-5, atol=1e-6)
     assert attach(timm.create_model(name), 3, layers="blocks").head.in_features <= 4096
+
+
+# --------------------------------------------------------------------------------------------------------------- export
+
+
+@pytest.mark.parametrize("kind", ["program", "onnx"])
+def test_network_taps_and_head_in_one_file(kind: str, tmp_path: Path):
+    """The file needs neither this library nor the network; it holds no training picture."""
+    clf = attach(network(), 3, layers="all", pool=("mean", "std"), max_features=24, views=("flip",)).add(IMAGES, LABELS)
+    path = tmp_path / "file"
+    if kind == "program":
+        export_program(freeze(clf), IMAGES[:2], path.with_suffix(".pt2"))
+        path = path.with_suffix(".pt2")
+        scores = torch.export.load(path).module()(IMAGES[:5])
+    else:
+        runtime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        export_onnx(freeze(clf), IMAGES[:2], path)
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        scores = torch.from_numpy(session.run(["scores"], {"x": IMAGES[:5].numpy()})[0])
+    torch.testing.assert_close(scores.double(), clf(IMAGES[:5]), rtol=1e-3, atol=1e-3)
+    saved = path.read_bytes()
+    assert not any(row.numpy().tobytes() in saved for row in IMAGES.flatten(1)[:, :16])
+
+
+def test_an_encoder_is_exported(tmp_path: Path):
+    clf = attach(encoder(), 2, layers="blocks", tokenizer=WordTokenizer()).add(TEXTS, torch.tensor([0, 1, 0, 1]))
+    tokens = clf.preprocess(TEXTS)
+    program = export_program(freeze(clf), tokens, tmp_path / "m.pt2").module()
+    short = {name: value[1:3, :2] for name, value in clf.preprocess(["one", "one two", "two two"]).items()}
+    for batch in (tokens, short):
+        torch.testing.assert_close(program(batch).double(), clf(batch), rtol=1e-3, atol=1e-3)
+
+
+def test_a_folder_of_the_hub(tmp_path: Path):
+    pytest.importorskip("safetensors")
+    clf = attach(network(), 3, layers="blocks", max_features=9).add(IMAGES, LABELS)
+    save_pretrained(clf, tmp_path)
+    for backbone in (network(), clf.backbone):
+        again = from_pretrained(tmp_path, backbone)
+        torch.testing.assert_close(again(IMAGES).double(), clf(IMAGES), rtol=1e-4, atol=1e-4)
+    assert "stage1.0" in (tmp_path / "README.md").read_text()
+    with pytest.raises(ValueError, match="hash"):
+        from_pretrained(tmp_path, Network())

@@ -40,7 +40,7 @@ def test_all_layers_of_mobilenet():
     taps = LayerTaps(models.mobilenet_v2(), "all", max_features=None)
     inside = [name for name in taps.groups if name.count(".") > 1]
     expanded = 32 + 96 + 2 * 144 + 3 * 192 + 4 * 384 + 3 * 576 + 3 * 960
-    assert inside[1:] == [f"features.{i}.conv.0.2" for i in range(2, 18)]
+    assert inside[1:] == [f"features.{i}.conv.1.2" for i in range(2, 18)]
     assert (len(taps.groups), taps.out_features) == (19 + 17, 2816 + expanded)
 
 

@@ -84,6 +84,7 @@ class LayerTaps(nn.Module):
         if max_features is not None and (not isinstance(max_features, int) or max_features < 1):
             raise ValueError(f"max_features must be a whole number >= 1 or None, got {max_features!r}")
         self.normalize, self.max_features, self.seed = normalize, max_features, seed
+        self.exact = True  # the projection gives the same bits in any batch; False for export
         self.model = model
         with unchanged_on_error(model):
             model.requires_grad_(False).eval()
@@ -130,7 +131,9 @@ class LayerTaps(nn.Module):
             if self.normalize is not None:
                 x = normalized(x, "l2", torch.sqrt)
             signs = getattr(self, f"signs_{i}", None)
-            columns.append(x if signs is None else project(x, signs) / signs.shape[1] ** 0.5)
+            if signs is not None:
+                x = (project(x, signs) if self.exact else x @ signs.to(x)) / signs.shape[1] ** 0.5
+            columns.append(x)
         return torch.cat(columns, 1)
 
     @torch.no_grad()
@@ -243,11 +246,11 @@ def share_columns(widths: dict[str, int], most: int | None) -> dict[str, int]:
 
 
 def widest_inside(widths: dict[str, int], blocks: Sequence[str]) -> dict[str, int]:
-    """The blocks, and of the activations inside each block the widest, the first of equals."""
+    """The blocks, and of the activations inside each block the widest, the last of equals."""
     kept: dict[str, tuple[str, int]] = {}
     for name, width in widths.items():
         block = next((b for b in blocks if name.startswith(f"{b}.")), name)
-        if block != name and (block not in kept or width > kept[block][1]):
+        if block != name and (block not in kept or width >= kept[block][1]):
             kept[block] = (name, width)
     inside = {name for name, _ in kept.values()}
     return {name: width for name, width in widths.items() if name in inside or name in blocks}

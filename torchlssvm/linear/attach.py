@@ -215,6 +215,15 @@ def _attach(
     return made
 
 
+def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
+    """The backbone that :func:`attach` makes of a network with options as :meth:`NetworkOptions.saved` gives them."""
+    try:
+        how = NetworkOptions(**saved)
+    except TypeError as error:
+        raise ValueError(f"these are not options of a network: {dict(saved)}") from error
+    return _attach(model, 2, None, how, False, None, {}).backbone
+
+
 def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLayer | None, nn.Module]:
     """Width of the features, the layer that goes, and the module that gives them: the model, or taps of it."""
     if how.tapped:
