@@ -26,7 +26,7 @@ LAYERS = [
     ["store/"],
     ["corrections/"],
     ["__init__"],
-    ["lightning/", "sklearn/", "report/", "spark", "hub"],
+    ["lightning/", "sklearn/", "report/", "spark", "hub", "adapt"],
     ["demo"],
     ["cli/"],
     ["__main__", "testing/"],

@@ -111,6 +111,10 @@ class StoreError(TorchLSSVMError):
     """
 
 
+class NotForgottenError(StoreError):
+    """A certificate was asked for samples that the network itself was trained on: the network still knows them."""
+
+
 class StoreBusyError(StoreError):
     """Another process or an open reader holds the store: nothing was changed, try again when it is done."""
 

@@ -13,11 +13,11 @@ from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.checks import FileState
 from torchlssvm.audit.public_choices import public_choices
-from torchlssvm.errors import StoreError
+from torchlssvm.errors import NotForgottenError, StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
-from torchlssvm.store.database import NETWORK_NOTE, NOTE_PREFIX, Database
+from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, NOTE_PREFIX, Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import MAX_SNAPSHOT_BYTES, Snapshots
@@ -79,6 +79,13 @@ class CertificateIssuer:
             raise ValueError(
                 f"a certificate is for erasures, and the event {other.event_id!r} is of the kind {other.kind!r}"
             )
+        for entry in entries:
+            names = self.db.get(f"{NOTE_PREFIX}{ADAPTED_NOTE}/{entry.event_id}", None)
+            if names is not None:
+                raise NotForgottenError(
+                    f"no certificate for the event {entry.event_id!r}: the head has forgotten {', '.join(names)}, but the "
+                    "network was trained on them. Adapt the network again without them, and add the samples left to a new store with it"
+                )
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])

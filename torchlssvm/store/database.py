@@ -37,6 +37,9 @@ NOTE_PREFIX = "note/"
 NETWORK_NOTE = "network"
 """The note that describes the network which the features come from."""
 
+ADAPTED_NOTE = "adapted"
+"""The note with the ids and subjects of the samples that the network was trained on."""
+
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 

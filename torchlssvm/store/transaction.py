@@ -19,6 +19,7 @@ from torch import Tensor
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.sample_adapter import SampleAdapter
+from torchlssvm.store.database import ADAPTED_NOTE, NOTE_PREFIX
 from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Entry, Journal, commitments
@@ -276,9 +277,15 @@ class Transaction:
         return ids, nonces
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
+        seen = self.table.db.get(NOTE_PREFIX + ADAPTED_NOTE, {"ids": [], "subjects": []})
+        known: set[str] = set()
+
         def change(rows: StoredRows, part: slice) -> None:
+            known.update(set(rows.ids) & set(seen["ids"]) | {s for s in rows.subjects if s in seen["subjects"]})
             self._change.remove(*rows.samples)
             self.table.erase(rows)
+            if known:  # certificate_issuer refuses them
+                self.table.db.put(f"{NOTE_PREFIX}{ADAPTED_NOTE}/{event.event_id}", sorted(known))
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
 

@@ -1,0 +1,109 @@
+"""Train the network itself, on samples that may stay in it, with a boundary that certificates respect.
+
+A head forgets a sample; a network that was trained on it does not. So :func:`adapt` takes samples that are public, or whose
+owners have agreed, and returns a list of them. A store that has the list refuses a certificate for them.
+
+>>> import tempfile
+>>> from torch import nn
+>>> from torchlssvm import attach
+>>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+>>> x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+>>> seen = adapt(network, [(x, y, list("abcdef"), ["u1"] * 6)], epochs=1)
+>>> clf = attach(network, 2, store=tempfile.mkdtemp())
+>>> seen.record(clf.store)
+>>> clf = clf.add(x, y, ids=list("abcdef"), subjects=["u1"] * 6)
+>>> erased = clf.remove(subject="u1")
+>>> clf.store.certificate(erased.event_id)
+Traceback (most recent call last):
+torchlssvm.errors.NotForgottenError: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.linear.labelled_batches import to_device, unpack
+from torchlssvm.store import SampleStore
+from torchlssvm.store.database import ADAPTED_NOTE
+
+__all__ = ["Adaptation", "adapt"]
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Samples that a network was trained on: their ids and subjects, in order; none for public data."""
+
+    ids: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
+
+    def record(self, store: SampleStore) -> None:
+        """Note the samples in a store whose features come from the network; samples noted before stay.
+
+        The names stay in the store as long as its network is in use, also after an erasure: they are why no certificate can be
+        issued. A network that is adapted again, without them, has a store of its own.
+        """
+
+        def merged(known: Any) -> dict[str, list[str]]:
+            known = known or {"ids": [], "subjects": []}
+            given = {"ids": self.ids, "subjects": self.subjects}
+            return {part: sorted({*known[part], *names}) for part, names in given.items()}
+
+        store.update_note(ADAPTED_NOTE, merged)
+
+
+def adapt(
+    model: nn.Module, loader: Iterable[Any], *, public: bool = False, epochs: int = 8, rate: float = 5e-4,
+    weight_decay: float = 0.01, augment: Callable[[Tensor], Tensor] | None = None,
+) -> Adaptation:  # fmt: skip
+    """Train all layers of a classifier on samples that may stay in it: AdamW, one cycle of the learning rate, cross entropy.
+
+    Call it before :func:`torchlssvm.attach`, which takes off the last layer and freezes the rest. Batch norms keep their
+    statistics.
+
+    Args:
+        model: a classifier with as many outputs as there are classes. It is changed.
+        loader: batches (x, y, ids) or (x, y, ids, subjects), or dicts of them; read once each epoch, so no generator.
+        public: the samples are public and belong to nobody: ids are not needed.
+        epochs: passes over the data.
+        rate: the largest learning rate.
+        weight_decay: of AdamW.
+        augment: changes a batch of inputs at random; this is the place for random augmentation.
+    """
+    if epochs < 1 or iter(loader) is loader:
+        raise ValueError(
+            f"adapt reads a loader once each epoch: give a DataLoader or a list, and epochs >= 1; got {epochs}"
+        )
+    device = next(model.parameters()).device
+    ids: dict[str, None] = {}
+    subjects: dict[str, None] = {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)
+    schedule = None
+    training = model.training
+    model.eval()  # batch norms keep their statistics; gradients flow all the same
+    try:
+        for _ in range(epochs):
+            for batch in loader:
+                part = unpack(batch)
+                if part.ids is None and not public:
+                    raise ValueError(
+                        "a network does not forget: say whose samples it sees, batches (x, y, ids, subjects), or public=True"
+                    )
+                ids.update(dict.fromkeys(part.ids or ()))
+                subjects.update(dict.fromkeys(s for s in part.subjects or () if s is not None))
+                if schedule is None:
+                    steps = epochs * len(loader)  # type: ignore[arg-type]
+                    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+                x, y = to_device(part.x, device), part.y.to(device)
+                loss = nn.functional.cross_entropy(model(x if augment is None else augment(x)), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    finally:
+        model.train(training)
+    return Adaptation(tuple(ids), tuple(subjects))
