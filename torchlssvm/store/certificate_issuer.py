@@ -84,7 +84,8 @@ class CertificateIssuer:
             if names is not None:
                 raise NotForgottenError(
                     f"no certificate for the event {entry.event_id!r}: the head has forgotten {', '.join(names)}, but the "
-                    "network was trained on them. Adapt the network again without them, and add the samples left to a new store with it"
+                    "network was trained on them. Adapt the network again without them, and add the samples left to a new "
+                    "store with it"
                 )
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
         last, known = max(entry.position for entry in entries), self.checkpoints()
