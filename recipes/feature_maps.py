@@ -238,8 +238,9 @@ def cifar(o: argparse.Namespace, data: str) -> None:
         ("all layers, mirror image", 96, bool, everything, 4096, 2),
         ("last layer", 160, is_last, ("mean",), None, 1),
         ("all layers", 160, bool, everything, 4096, 1),
-        ("all layers, mirror image", 96, bool, everything, None, 2),
     ]
+    if o.wide:
+        plan.append(("all layers, mirror image", 96, bool, everything, None, 2))
     rows: list[dict[str, Any]] = []
     for what, size, wanted, pool, most, views in plan:
         if (o.size is not None and size != o.size) or (o.columns is not None and (most or 0) not in o.columns):
@@ -445,8 +446,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", choices=("cifar10", "cifar100"), default="cifar100", help="of fine-tuning")
     parser.add_argument("--size", type=int, help="rows with pictures of this size only")
     parser.add_argument("--columns", type=int, nargs="*", help="rows with these limits of columns only, 0 for none")
-    parser.add_argument("--gamma", type=float, default=4.0, help="of the RBF kernel on vectors of length 1")
-    parser.add_argument("--C", type=float, default=10.0, help="of the kernel LS-SVM")
+    parser.add_argument(
+        "--wide", action="store_true", help="also all 19,904 columns, in the dual: minutes and gigabytes"
+    )
+    parser.add_argument("--gamma", type=float, default=1.0, help="of the RBF kernel on vectors of length 1")
+    parser.add_argument("--C", type=float, default=30.0, help="of the kernel LS-SVM")
     parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="without scikit-learn's classifiers")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--figure", type=Path, default=Path("feature_maps.png"))
