@@ -346,7 +346,7 @@ class DualHead:
         for rows, weights in self._left_out_weights():
             try:
                 residuals = dual_ridge.left_out(self.system(weights), rho)
-            except torch.linalg.LinAlgError:
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise ValueError(
                     f"rho={rho!r} is below the rounding of this system: leave-one-out needs a larger one"
                 ) from None

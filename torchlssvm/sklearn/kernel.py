@@ -36,6 +36,8 @@ class KernelClassifier(Classifier, BaseEstimator):
     """The base of the estimators on kernel machines: a kernel by its name."""
 
     machine_: Any
+    _labels: Array  # (n,) class indices in the order of ids_
+    _X: Array  # (n, J), where rows are kept
 
     def _kernel(self, X: Array, weight: Array | None) -> Any:
         if not isinstance(self.kernel, str):
