@@ -3,12 +3,16 @@
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about a minute
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --only "digits 1797"    # one data set
+    OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --classes                # ten classes of digits
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --scale 5000 10000 20000 50000    # a quarter of an hour
 
 Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
 TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are processor
 seconds, medians (means on both sides for single samples: a removal costs as many events as it needs), the things compared
 alternate.
+
+--classes adds and removes single samples of 2,000 digits (203 of them copies with noise) in OneVsRest and OneVsOne of
+ten classes, beside refits of SVC: its own fit of all pairs, and ten of one class against the rest.
 
 --scale fits so many samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and a problem in which
 every sample is a margin vector. SVC is at its default tolerance and at 1e-6.
@@ -30,7 +34,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.svm import SVC
 
-from torchlssvm import IncrementalSVM
+from torchlssvm import IncrementalSVM, OneVsOne, OneVsRest
 from torchlssvm.kernels import RBF
 
 SINGLE = 40  # samples added, and support vectors removed, one at a time
@@ -168,6 +172,37 @@ def growth(largest: int) -> None:
         n *= 2
 
 
+def classes() -> None:
+    """Single samples in OneVsRest and OneVsOne of ten classes against refits; kernel values of a fit against n^2."""
+    x, y = load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    more = rng.integers(0, len(y), 2000 + SINGLE - len(y))
+    x = np.concatenate([x / 16, np.clip(x[more] / 16 + 0.1 * rng.normal(size=(len(more), 64)), 0, 1)])
+    y, n = np.concatenate([y, y[more]]), 2000
+    tx, ty, gamma = torch.from_numpy(x), torch.from_numpy(y), 1 / (64 * x.var())
+    print("            machine   C   fit s  kernel values / n^2  add ms  remove ms  SVC pairs ms  10 SVC ms")
+    for kind in (OneVsRest, OneVsOne):
+        for C in (1.0, 10.0):
+            many = kind(IncrementalSVM(RBF(gamma=gamma), C=C), 10)
+            fit = seconds(lambda many=many: many.add(tx[:n], ty[:n]))
+            values = many._gram.computed / n**2
+            times: list[list[float]] = [[], [], [], []]
+            for first in range(n, n + SINGLE, REFIT):
+                some = range(first, first + REFIT)
+                times[0].append(
+                    seconds(lambda some=some, many=many: [many.add(tx[i : i + 1], ty[i : i + 1]) for i in some]) / REFIT
+                )
+                gone = [[i] for i in many.ids[torch.linspace(0, n - 1, REFIT).long()].tolist()]
+                times[1].append(seconds(lambda gone=gone, many=many: [many.remove(i) for i in gone]) / REFIT)
+                times[2].append(seconds(lambda C=C: SVC(C=C, gamma=gamma).fit(x[:n], y[:n])))
+                times[3].append(seconds(lambda C=C: [SVC(C=C, gamma=gamma).fit(x[:n], y[:n] == k) for k in range(10)]))
+            add, remove, pairs, rest = (1e3 * mean(part) for part in times)
+            print(
+                f"{kind.__name__:>19} {C:3g} {fit:7.2f} {values:20.2f} {add:7.2f} {remove:10.2f} {pairs:13.1f} {rest:10.1f}",
+                flush=True,
+            )
+
+
 def cover_type(n: int) -> Case:
     """So many samples of CoverType, and SINGLE more."""
     file = Path(os.environ.get("TORCHLSSVM_DATA", "")) / "covtype/covtype.data.gz"
@@ -226,12 +261,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     parser.add_argument("--only", metavar="NAME", help="the data set of this name alone")
+    parser.add_argument("--classes", action="store_true", help="ten classes of digits instead")
     parser.add_argument("--scale", type=int, nargs="+", metavar="N", help="fits of so many samples instead")
     options = parser.parse_args()
     quick = options.quick
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s).")
-    if options.scale:
-        scale(options.scale)
+    if options.scale or options.classes:
+        scale(options.scale) if options.scale else classes()
         return
     print("Columns with no unit are ratios: how many times")
     print(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.pretend_cuda import PretendCuda
 from tests.svm.truth import exact, kkt, rbf
 from torchlssvm import IncrementalSVM
 from torchlssvm.functional import svm_path
@@ -70,18 +71,66 @@ def test_samples_unlearned_are_as_if_never_learned():
     assert bool(((f - want).abs() <= 1e-9 * scale)[both].all())
 
 
-def test_one_synchronisation_in_each_step(monkeypatch):
-    """The host asks once in each step whether to go on, and nothing else."""
-    asked, steps = [], []
-    real, rates = torch.Tensor.tolist, svm_path.steps_to_bounds
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: (asked.append(1), real(self))[1])
-    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a synchronisation"))
+def test_64_machines_on_a_device_are_those_on_the_host(monkeypatch):
+    """Equal values, with at most one synchronisation in each step: the host asks whether to go on, and nothing else."""
+    steps, rates = [], svm_path.steps_to_bounds
     monkeypatch.setattr(svm_path, "steps_to_bounds", lambda *given: (steps.append(1), rates(*given))[1])
-    K, y, u = (torch.from_numpy(v) for v in problem(2))
-    m = Machines(K, y, u)
-    m.side = -m.side
-    svm_path.follow(m, u)
-    assert len(steps) == 2 * (len(asked) - 1) > 20
+    K = torch.from_numpy(problem(2)[0])
+    generator = torch.Generator().manual_seed(0)
+    y = torch.where(torch.rand(64, len(K), generator=generator) > 0.5, 1.0, -1.0).double()
+    u = torch.full_like(y, 4.0)
+    host = Machines(K, y, u)
+    host.side = -host.side
+    svm_path.follow(host, u)
+    steps.clear()
+    with PretendCuda() as device:
+        there = Machines(K.cuda(), y.cuda(), u.cuda())
+        there.side, given = -there.side, u.cuda()
+        with device.counting() as cost:
+            svm_path.follow(there, given)
+        alpha, b = there.alpha.cpu(), there.b.cpu()
+    assert (
+        20 < cost.synchronizations <= len(steps) // 2 + 1
+    )  # steps are computed twice in each: for S, and for a null vector
+    torch.testing.assert_close(alpha, host.alpha, rtol=0, atol=1e-9)
+    torch.testing.assert_close(b, host.b, rtol=0, atol=1e-9)
+
+
+def by_cvxopt(K, y, u):
+    """The least value of 1/2 alpha^T Q alpha - sum alpha that cvxopt's interior-point method finds."""
+    cvxopt = pytest.importorskip("cvxopt")
+    n, C = len(y), u.max()
+    options = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
+    box, ends = np.vstack([-np.eye(n), np.eye(n)]), np.concatenate([np.zeros(n), u / C])
+    found = cvxopt.solvers.qp(
+        *(cvxopt.matrix(v) for v in (C * K * np.outer(y, y), -np.ones(n), box, ends, y[None])),
+        cvxopt.matrix(0.0), kktsolver="ldl", options=options,
+    )  # fmt: skip
+    return objective(K, y, np.clip(C * np.array(found["x"]).ravel(), 0.0, u))
+
+
+def objective(K, y, alpha):
+    return 0.5 * (y * alpha) @ K @ (y * alpha) - alpha.sum()
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 25))])
+def test_equal_to_cvxopt(block):
+    """80 problems in each block: copies, ties, C from 1e-6 to 1e6. Conditions from their definition, objective by cvxopt."""
+    for seed in range(10 * block, 10 * block + 10):
+        K, y, u = problem(seed)
+        machines = learn(Machines(*(torch.from_numpy(v.copy()) for v in (K, y, u))))
+        certified = machines.optimal()
+        for k in range(M):
+            svm = IncrementalSVM("precomputed", C=float(u[k, 0]))
+            svm.add(K, (y[k] > 0).astype(int))
+            alpha, b = svm.alpha.numpy(), svm.b
+            scale = 1.0 + np.abs(K).max() * alpha.sum()
+            assert kkt(K, y[k], u[k], alpha, b) < 1e-12 * scale
+            if certified[k]:
+                assert close(K @ (alpha * y[k]), K @ (machines.alpha[k].numpy() * y[k]), scale), (seed, k)
+            if abs(y[k].sum()) < len(y[k]):
+                value, other = objective(K, y[k], alpha), by_cvxopt(K, y[k], u[k])
+                assert -1e-6 <= (value - other) / abs(value) <= 1e-9, (seed, k, value, other)  # cvxopt may stop above
 
 
 def test_leave_one_out_and_folds_of_a_machine_on_a_device(monkeypatch):

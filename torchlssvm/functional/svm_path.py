@@ -202,7 +202,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
     M, n = d.shape
     d, p, stalled = d.clone(), d.new_zeros(M), torch.zeros(M, dtype=torch.long, device=d.device)
     force, size = m.Q(d), d.abs() @ m.root
-    live, chance = d.any(1) & ~m.failed, torch.Generator(d.device).manual_seed(0)
+    live = d.any(1) & ~m.failed
     for count in range(200 + 20 * n):
         if count % STEPS_PER_INVERSE == STEPS_PER_INVERSE - 1:
             m.invert()
@@ -235,9 +235,17 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         t_end = torch.where(shift, torch.inf, 1.0 - p)
         t_event = torch.cat([t_out, t_in], 1)
         t = torch.minimum(t_event.amin(1), t_end)
-        tied = t_event <= t[:, None] + SIMULTANEOUS_STEP  # one of them at random: any fixed choice may cycle
-        event = torch.where(tied, torch.rand(t_event.shape, generator=chance, device=d.device), -1.0).argmax(1)
         slots = t_out.shape[1]
+        tied = t_event <= t[:, None] + SIMULTANEOUS_STEP  # one of them by lot: any fixed choice may cycle
+        lot = (
+            torch.arange(slots + n, device=d.device, dtype=d.dtype)
+            .mul(12.9898)
+            .add(78.233 * count)
+            .sin()
+            .mul(43758.5453)
+            .frac()
+        )
+        event = torch.where(tied, lot.abs(), -1.0).argmax(1)
         enters, slot, i = event >= slots, event.clamp(max=slots - 1), (event - slots).clamp(min=0)
         lost = live & t.isinf()
         done = (d.abs() * (1.0 - p)[:, None] <= SIMULTANEOUS_STEP * m.u.amax(1, keepdim=True)).all(1)

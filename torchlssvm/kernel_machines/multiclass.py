@@ -249,6 +249,8 @@ class MultiClass(nn.Module):
         kernel = self._gram.kernel
         assert kernel is not None
         if kernel.version() != self._gram.version:
+            for machine in self.machines:
+                machine.notice_kernel()  # type: ignore[operator]
             self._store_again()
         for machine, own_ids in zip(self.machines, self._own_ids, strict=True):
             if not machine.shares(self._gram) and machine.kernel.equals(kernel):  # type: ignore[operator, union-attr]

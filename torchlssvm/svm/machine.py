@@ -87,7 +87,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             raise RuntimeError(
                 f"{method.__name__} was called by a callback: the machine is in the middle of an operation, it may only be read"
             )
-        machine._notice_kernel()
+        machine.notice_kernel()
         content, kernel, trajectory = machine._content(), machine.kernel, machine.trajectory
         events = len(trajectory)
         try:
@@ -204,7 +204,7 @@ class IncrementalSVM(nn.Module):
         self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
         self.kernel = kernel
 
-    def _notice_kernel(self) -> None:
+    def notice_kernel(self) -> None:
         """Solve again if the kernel, or a parameter of it, is no longer the one that the samples were learned with."""
         gram = self._solver.rows.gram
         if gram.kernel is not self.kernel or (self.kernel is not None and gram.version != self.kernel.version()):
@@ -680,9 +680,8 @@ class IncrementalSVM(nn.Module):
         return None if self.kernel is None else GramRows(self.kernel, self.device, self._cache_bytes)
 
     def shares(self, gram: GramRows) -> bool:
-        """Tell whether the machine's samples are in this store, computed with its present kernel."""
-        self._notice_kernel()
-        return self._solver.rows.gram is gram
+        """Tell whether the machine's samples are in this store."""
+        return self._solver.rows.gram is gram and self.kernel is gram.kernel
 
     def share(self, gram: GramRows, place_of: dict[int, int]) -> None:
         """Use the rows of this store, where the sample of each id is in the place given, instead of rows of its own."""
