@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchlssvm.functional.discriminant import discriminant, leave_one_out
+from torchlssvm.functional.discriminant import discriminant, leave_group_out, leave_one_out, within_class
 
 sklearn_lda = pytest.importorskip("sklearn.discriminant_analysis", reason="scikit-learn is not installed")
 
@@ -58,23 +58,44 @@ def test_a_class_without_samples_is_never_predicted():
     assert scores[:, [0, 2, 3]].isfinite().all()
 
 
+def without(x, y, K, keep, rho, weight=None):
+    """The discriminant of the samples kept, repeated by weight."""
+    rows = torch.arange(len(x))[keep] if weight is None else torch.arange(len(x))[keep].repeat_interleave(weight[keep])
+    weights, means, m, counts, trace, _ = sums(x[rows], y[rows], K)
+    return discriminant(weights(rho), means - m, m, counts, trace, rho)
+
+
 @pytest.mark.parametrize("shape", [(40, 6, 3), (50, 70, 5)])
 def test_leave_one_out_equals_training_without_each_sample(shape):
     n, J, K = shape
     x, y = problem(n, J, K, seed=3)
-    _, means, _, counts, _, S = sums(x, y, K)
-    ours = torch.softmax(leave_one_out(x, y, S, means, counts, 4.0), 1)
+    weight = 1 + torch.arange(n) % 3
+    rows = torch.arange(n).repeat_interleave(weight)
+    _, means, _, counts, _, S = sums(x[rows], y[rows], K)
+    ours = torch.softmax(leave_one_out(within_class(S, means, counts, 4.0), x, y, weight.double()), 1)
     for i in range(0, n, 7):
-        keep = torch.arange(n) != i
-        weights, kept_means, m, kept_counts, trace, _ = sums(x[keep], y[keep], K)
-        w, b = discriminant(weights(4.0), kept_means - m, m, kept_counts, trace, 4.0)
+        w, b = without(x, y, K, torch.arange(n) != i, 4.0, weight)
         torch.testing.assert_close(ours[i], torch.softmax(x[i] @ w + b, 0), rtol=1e-7, atol=1e-9)
+
+
+def test_leave_group_out_equals_training_without_the_group():
+    n, J, K = 60, 8, 4
+    x, y = problem(n, J, K, seed=3)
+    y[y == 3] = 2
+    y[:2] = 3  # a class that goes with its group
+    _, means, _, counts, _, S = sums(x, y, K)
+    system = within_class(S, means, counts, 4.0)
+    for group in (torch.arange(1), torch.arange(5, 20), torch.arange(7)):
+        ours = torch.softmax(leave_group_out(system, x[group], y[group], torch.ones(len(group)).double()), 1)
+        w, b = without(x, y, K, ~torch.isin(torch.arange(n), group), 4.0)
+        torch.testing.assert_close(ours, torch.softmax(x[group] @ w + b, 1), rtol=1e-7, atol=1e-9)
 
 
 def test_leave_one_out_of_the_only_sample_of_a_class():
     x, y = problem(40, 6, 3)
     x, y = torch.cat([x, x[:1] + 1]), torch.cat([y, torch.tensor([3])])
     _, means, _, counts, _, S = sums(x, y, 4)
-    scores = leave_one_out(x, y, S, means, counts, 1.0)
+    scores = leave_one_out(within_class(S, means, counts, 1.0), x, y, torch.ones(len(x)).double())
     assert torch.isneginf(scores[-1, 3])
     assert scores[:-1].isfinite().all()
+    assert scores[-1, :3].isfinite().all()

@@ -20,15 +20,20 @@ A = S_t + rho I. So U = A^-1 M^T = W N^-1 / 2 is known, S_w + rho I = A - M^T N 
 The discriminant's weights are those of least squares times a K x K matrix. Adding, removing and merging need nothing new.
 All eigenvalues of N M U are below 1, since A exceeds M^T N M by at least rho I.
 
-**Leave one out.** Without sample x of class k the within-class scatter is S_w - g d d^T with d = x - mu_k, g = n_k / (n_k - 1),
-and the mean of class k is mu_k - d / (n_k - 1). By Sherman and Morrison, with B = S_w + rho I and q = d^T B^-1 d,
+**Leave samples out.** Take samples x_i of class k with weights t_i out of a class of weight n_k, tau = sum t_i. With
+d_i = x_i - mu_k and e = sum t_i d_i, the class keeps the weight n_k - tau and the mean mu_k - e / (n_k - tau), and the scatter
+loses sum t_i d_i d_i^T + e e^T / (n_k - tau). So with B = S_w + rho I the rest has B - E E^T, where E has a column for each
+sample and one for each class, and by Woodbury
 
-    (B - g d d^T)^-1 = B^-1 + B^-1 d d^T B^-1 g / (1 - g q),
+    (B - E E^T)^-1 = B^-1 + B^-1 E (I - E^T B^-1 E)^-1 E^T B^-1.
 
-so all scores without the sample follow from B^-1.
+One sample alone is a single column: sqrt(g) d with g = t n_k / (n_k - t).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,33 +65,86 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
     return w, torch.where(present, b, torch.full_like(b, -torch.inf))
 
 
-def leave_one_out(x: Tensor, y: Tensor, S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Tensor:
-    """Scores (B, K) of samples x (B, J) of classes y (B,), each without itself, at a fixed rho.
+class WithinClass(NamedTuple):
+    """What the discriminant knows of samples that are to be left out.
 
-    S is the within-class scatter (J, J), means are (K, J), counts (K,). If a sample is the only one of its class, that class
-    is empty without it and scores -inf.
+    Attributes:
+        solve: the function from rows (R, J) to rows times B^-1.
+        trace: trace of S_w.
+        means: (K, J).
+        counts: samples by class, or the sums of their weights (K,).
+        rho: the ridge.
     """
-    J, K, n = S.shape[0], len(counts), counts.sum()
+
+    solve: Callable[[Tensor], Tensor]
+    trace: Tensor
+    means: Tensor
+    counts: Tensor
+    rho: float
+
+
+def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> WithinClass:
+    """Factor S_w + rho I. S: S_w (J, J); means: (K, J); counts: (K,)."""
     B = S.clone()
     B.diagonal().add_(rho)
-    solved = torch.cholesky_solve(torch.cat([means, x]).mT, torch.linalg.cholesky(B)).mT
-    Bm, Bx = solved[:K], solved[K:]  # B^-1 mu_k (K, J), B^-1 x (B, J)
+    L = torch.linalg.cholesky(B)
+    return WithinClass(lambda rows: torch.cholesky_solve(rows.mT, L).mT, S.trace(), means, counts, rho)
+
+
+def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    """Scores (R, K) of samples, each without itself, at a fixed rho. x: (R, J); y: labels (R,); t: weights (R,).
+
+    If a sample is the only one of its class, that class is empty without it and scores -inf.
+    """
+    means, counts = system.means, system.counts
+    Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
     n_k, own = counts[y], means[y]
     d, Bd = x - own, Bx - Bm[y]
-    less = (n_k - 1).clamp(min=1)
-    g = torch.where(n_k > 1, n_k / less, torch.zeros_like(n_k))
+    rest = n_k - t
+    alone = rest <= 0
+    rest = torch.where(alone, torch.ones_like(rest), rest)
+    g = torch.where(alone, torch.zeros_like(t), t * n_k / rest)
     factor = (g / (1 - g * (d * Bd).sum(1)))[:, None]  # of B^-1 d d^T B^-1
     xd = (Bd * x).sum(1, keepdim=True)
     along = Bd @ means.mT  # d^T B^-1 mu_k
     linear = x @ Bm.mT + factor * xd * along
     square = (means * Bm).sum(1) + factor * along.square()
-    moved, Bmoved = own - d / less[:, None], Bm[y] - Bd / less[:, None]  # the mean of the sample's own class
+    step = (t / rest)[:, None]
+    moved, Bmoved = own - d * step, Bm[y] - Bd * step  # the mean of the sample's own class
     along = (Bd * moved).sum(1, keepdim=True)
     own_linear = (Bmoved * x).sum(1, keepdim=True) + factor * xd * along
     own_square = (Bmoved * moved).sum(1, keepdim=True) + factor * along.square()
     linear, square = linear.scatter(1, y[:, None], own_linear), square.scatter(1, y[:, None], own_square)
-    trace = S.diagonal().sum() - g * d.square().sum(1)
-    scale = (n - 1) * (1 + rho * J / trace)
-    left = counts.repeat(len(x), 1).scatter_add_(1, y[:, None], -torch.ones_like(n_k)[:, None])
-    scores = scale[:, None] * (linear - 0.5 * square) + (left / (n - 1)).log()
+    left = counts.repeat(len(x), 1).scatter_add_(1, y[:, None], -t[:, None])
+    left.scatter_(1, y[:, None], left.gather(1, y[:, None]).masked_fill(alone[:, None], 0.0))
+    return _scores(linear, square, left, system.trace - g * d.square().sum(1), system.rho, x.shape[1])
+
+
+def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    """Scores (R, K) of the samples of one group, without all of them. x: (R, J); y: labels (R,); t: weights (R,)."""
+    hot = torch.nn.functional.one_hot(y, len(system.counts)).to(x.dtype) * t[:, None]  # (R, K)
+    d = x - system.means[y]
+    left = system.counts - hot.sum(0)
+    left = torch.where(left > 1e-12 * system.counts, left, torch.zeros_like(left))
+    kept = torch.where(left > 0, left, torch.ones_like(left))
+    e = hot.mT @ d  # (K, J)
+    means = system.means - e / kept[:, None]
+    touched = (hot.sum(0) > 0) & (left > 0)
+    E = torch.cat([d * t.sqrt()[:, None], (e / kept.sqrt()[:, None])[touched]])
+    BE = system.solve(E)
+    K = torch.eye(len(E), dtype=x.dtype, device=x.device) - E @ BE.mT
+
+    def solve(rows: Tensor) -> Tensor:
+        return system.solve(rows) + torch.linalg.solve(K, BE @ rows.mT).mT @ BE
+
+    Bm = solve(means)
+    trace = system.trace - E.square().sum()
+    return _scores(x @ Bm.mT, (means * Bm).sum(1), left.expand(len(x), -1), trace, system.rho, x.shape[1])
+
+
+def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: float, J: int) -> Tensor:
+    """Scores (R, K) from mu_k^T B^-1 x and mu_k^T B^-1 mu_k. left: weights of the classes (R, K)."""
+    n = left.sum(1)
+    scale = n * (1 + rho * J / trace)
+    scores = scale[:, None] * (linear - 0.5 * square) + (left / n[:, None]).log()
     return torch.where(left > 0, scores, torch.full_like(scores, -torch.inf))

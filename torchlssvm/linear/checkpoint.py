@@ -136,6 +136,7 @@ def save_options(head: LinearHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     meta: dict[str, Any] = {
         "rho": head.rho,
         "intercept": head.intercept,
+        "rule": head._options.rule,
         "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
         "made": choices.to_json(),
     }
@@ -277,7 +278,9 @@ def load_options(
         weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
     if "calibration" in meta:
         calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
-    return SolverOptions(float(meta["rho"]), head.intercept, weight), calibration
+    if meta["rule"] != head._options.rule:
+        raise ValueError(f"rule is {meta['rule']!r} in the saved head and {head._options.rule!r} here")
+    return SolverOptions(float(meta["rho"]), head.intercept, weight, meta["rule"]), calibration
 
 
 def load(head: LinearHead, state: dict[str, Tensor]) -> LoadProblems:
@@ -419,7 +422,8 @@ def options_on(head: LinearHead, device: torch.device) -> SolverOptions:
             "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
         )
     weight = head.class_weight
-    return SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
+    weight = weight.to(device) if isinstance(weight, Tensor) else weight
+    return SolverOptions(head.rho, head.intercept, weight, head._options.rule)
 
 
 def move(head: LinearHead, device: torch.device) -> None:

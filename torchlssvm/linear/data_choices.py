@@ -140,19 +140,20 @@ class DataChoices:
         self.record("calibration", calibration.method)
 
     def probabilities(self, scores: Tensor, calibrated: bool) -> Tensor:
-        """Probabilities (B, K) of scores: by the calibration; before any, and if not ``calibrated``, (1 + score) / 2, clipped.
+        """Probabilities (B, K) of scores by the calibration; if not ``calibrated``, (1 + score) / 2, clipped.
 
-        NotFittedError for a calibration that was made for other samples.
+        NotFittedError without a calibration for the samples held.
         """
-        calibration = self.calibration
-        if not calibrated or "calibration" not in self.made:
+        if not calibrated:
             return least_squares(scores)
-        if calibration is None:
+        if self.calibration is None:
+            stale = "calibration" in self.made
+            reason = "The samples have changed since the calibration" if stale else "These scores are uncalibrated"
             raise NotFittedError(
-                "the calibration was made for other samples than the head holds now, and they shaped it: call "
-                "calibrate(x, y) again, or predict_proba(x, calibrated=False)"
+                f"{reason}: call calibrate(x, y) with the samples{' again' if stale else ' first'}, or "
+                "predict_proba(x, calibrated=False) for clipped scores."
             )
-        return calibration(scores)
+        return self.calibration(scores)
 
     def listed(self, rho: float) -> dict[str, Choice]:
         """The choices with their values. rho: the one in use."""

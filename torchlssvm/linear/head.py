@@ -25,6 +25,7 @@ from torchlssvm.linear.diagnostics.influence_ranking import Influential, most_in
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
+from torchlssvm.linear.discriminant_rule import RULES, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, StagedRows
@@ -71,6 +72,11 @@ class LSSVMHead(LinearHead):
             batch), or None for float64 sums.
         target_grid: the same for float targets.
         per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
+        rule: how weights follow from the sums. ``"least_squares"``, or ``"lda"``: the linear discriminant with the
+            within-class scatter S_w + rho I and priors from the class counts (weighted, if there are class weights).
+            With many classes and few features, least squares hides classes that lie between others; the discriminant does not.
+            ``"auto"`` takes the discriminant for three or more classes and at most 100 features per class. ``"lda"`` needs
+            labels, a free intercept and one-vs-rest. rho is chosen for least squares, and P and C are those of least squares.
         folds: keep sums for so many folds, chosen by a hash of the sample's id.
         normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
             row of zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
@@ -110,6 +116,7 @@ class LSSVMHead(LinearHead):
         multiclass: str = "ovr",
         grid: GridOption = "auto",
         target_grid: GridOption = "auto",
+        rule: str = "least_squares",
         per_class: bool | None = None,
         folds: int = 0,
         normalize: str | None = None,
@@ -118,6 +125,9 @@ class LSSVMHead(LinearHead):
         device: torch.device | str | None = None,
     ):
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
+        checks.one_of(rule, "rule", RULES)
+        if rule != "least_squares" and (multiclass == "ovo" or intercept != "free"):
+            raise ValueError(f"rule={rule!r} needs multiclass='ovr' and intercept='free'")
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
@@ -131,6 +141,7 @@ class LSSVMHead(LinearHead):
             per_class=needs_classes if per_class is None else per_class, normalize=normalize, scale=scale,
         )  # fmt: skip
         super().__init__(sums, rho, intercept, weight)
+        self._options.rule = rule
         self.multiclass = multiclass
         self._solver = make_solver(sums, self._options, multiclass)
         impossible = None if sums.exact else "without a grid (grid=None) a row has no exact form to be recognised by"
@@ -152,6 +163,11 @@ class LSSVMHead(LinearHead):
     def P(self) -> Tensor:
         """P = I - C = rho A^-1: (J, J), (J+1, J+1) when penalized, (pairs, ...) for ovo. Do not write to it."""
         return self._solve(inverse=True)[2]
+
+    @property
+    def rule(self) -> str:
+        """The rule in use: "least_squares" or "lda"."""
+        return resolve_rule(self._options.rule, self.in_features, self.num_classes)
 
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]
@@ -200,6 +216,7 @@ class LSSVMHead(LinearHead):
             "intercept": self._options.intercept,
             "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
             "multiclass": self.multiclass,
+            "rule": self._options.rule,
             "grid": grid_to_json(stats.requested.grid) or "auto" if stats.exact else None,
             "target_grid": grid_to_json(stats.requested.target_grid) or "auto",
             "per_class": stats.per_class,
@@ -539,8 +556,11 @@ class LSSVMHead(LinearHead):
         if like is None and changed is not None and not changed.empty:
             like = changed  # where everything was removed: what was agreed on stays decided
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
-        if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
-            raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
+        if batch.labels is None and len(batch):
+            if self._options.class_weight is not None or self.multiclass == "ovo":
+                raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
+            if self._options.rule == "lda":
+                raise ValueError("rule='lda' needs labels (B,), got float targets")
         return batch
 
     def _evidence(self, rough: bool = False) -> Evidence:

@@ -207,10 +207,10 @@ class LinearHead(nn.Module):
         return checks.finite_scores(self(x)).argmax(1)
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
+        """Probabilities (B, K) by the last ``calibrate``; with ``calibrated=False``, (1 + score) / 2, clipped.
 
-        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
-        ``calibrate`` is called again.
+        Raises NotFittedError before the first ``calibrate``, and again after any change to the samples: a removed sample has
+        shaped the calibration. A margin head keeps its samples and calibrates itself.
         """
         scores = checks.finite_scores(self(x))
         if self.num_classes < 2 or self.statistics.kind == "values":

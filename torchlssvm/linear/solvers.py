@@ -18,6 +18,7 @@ from torchlssvm.functional import cost
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.discriminant_rule import discriminant_weights, resolve_rule
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
@@ -34,6 +35,7 @@ class SolverOptions:
     rho: float
     intercept: str
     class_weight: str | Tensor | None
+    rule: str = "least_squares"
 
     @property
     def follows_counts(self) -> bool:
@@ -197,7 +199,12 @@ class SharedSolver:
             if doubtful:
                 raise
             self.solve(doubtful)
-        return real_weights(self.solution, self.options, self.stats.in_features, self.standard)
+        w, b = real_weights(self.solution, self.options, self.stats.in_features, self.standard)
+        rule = resolve_rule(self.options.rule, self.stats.in_features, self.stats.num_classes)
+        if rule != "lda" or self.stats.empty:
+            return w, b
+        weights = normal.class_weights(self.options.class_weight, self.stats.counts)
+        return discriminant_weights(self.stats, self.options.rho, weights, self.standard, w)
 
     def inverse(self) -> Tensor:
         """P (D, D), up to date."""

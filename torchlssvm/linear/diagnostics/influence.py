@@ -48,6 +48,7 @@ def influence(
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
     check_question(what, on, y_val)
+    view.require_least_squares("influence")
     parts = problems(view)
     change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change))

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
+from torchlssvm.functional.discriminant import leave_group_out
+from torchlssvm.functional.discriminant import leave_one_out as leave_each_out
 from torchlssvm.functional.threads import share_out, threads_for
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
@@ -23,8 +25,10 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     gridded,
     held_rows,
     problems,
+    real_rows,
     sample_weights,
 )
+from torchlssvm.linear.discriminant_rule import within_class
 
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
@@ -41,11 +45,38 @@ def leave_one_out(
         check_samples_left(samples, members, float(view.n))
     J, whole = view.in_features, members is not None or view.multiclass == "ovo"  # else rows are shared out
     with threads_for(max(J**3, 2.0 * whole * len(samples) * J**2)):
+        if view.rule == "lda":
+            return _discriminant_scores(Problem(view), samples, members)
         parts = problems(view)
         if parts[0].pair is None:
             return _scores(parts[0], samples, members)
         scores = _pair_scores(parts, samples, members)
         return PAIR_RULES[pairs](scores, view.num_classes)
+
+
+def _discriminant_scores(problem: Problem, samples: SampleChange, members: list[Tensor] | None) -> Tensor:
+    """Scores (B, K) of the discriminant, each row without its sample or group, at the rho in use."""
+    view, labels = problem.view, samples.labels
+    assert labels is not None
+    out = torch.zeros(len(samples), view.num_classes, dtype=torch.float64, device=view.device)
+
+    def fill(rows: Tensor, weights: Tensor | None, together: bool) -> None:
+        system, mean = within_class(view.statistics, view.units, weights, view.standard)
+        leave_out = leave_group_out if together else leave_each_out
+        t = sample_weights(labels, weights, samples.weight)
+        for part in [rows] if together else rows.split(WHITENED_ROWS):
+            x = real_rows(view, samples.x[part]) - mean
+            out[part] = leave_out(system, x, labels[part], t[part])
+
+    if members is None:
+        for rows, weights in problem.kinds(labels, None, samples.weight):
+            fill(torch.arange(len(samples), device=view.device) if rows is None else rows, weights, together=False)
+        return out
+    for rows in members:
+        counts = problem.counts.clone()
+        counts.index_add_(0, labels[rows], samples.weight[rows], alpha=-1.0)
+        fill(rows.to(view.device), problem.class_weights(counts), together=True)
+    return out
 
 
 def _pair_scores(parts: list[Problem], samples: SampleChange, members: list[Tensor] | None) -> Tensor:

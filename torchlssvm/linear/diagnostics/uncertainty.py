@@ -78,6 +78,7 @@ def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
 
 def _uncertainty(view: HeadView, x: Any) -> Tensor:
     stats = view.statistics
+    view.require_least_squares("uncertainty")
     if view.multiclass == "ovo":
         raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
     g = _leverage(view, x, relative=False)

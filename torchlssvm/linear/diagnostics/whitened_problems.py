@@ -17,6 +17,7 @@ from torchlssvm.functional.spectrum import Spectrum, spectrum
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import Whitened, inverse_lower
 from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.discriminant_rule import resolve_rule
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, scaled_rows
 from torchlssvm.linear.standardization import Standardization, standardization
@@ -78,6 +79,16 @@ class HeadView:
     def system(self) -> Whitened:
         """The shared system, whitened: from the factor of the last solve where there is one, else from a solve."""
         return self.solver.whitened() or Problem(self).whitened(class_weights(self.options.class_weight, self.counts))
+
+    @property
+    def rule(self) -> str:
+        """The rule in use: "least_squares" or "lda"."""
+        return resolve_rule(self.options.rule, self.in_features, self.num_classes)
+
+    def require_least_squares(self, name: str) -> None:
+        """ValueError if the weights are not those of least squares."""
+        if self.rule != "least_squares":
+            raise ValueError(f"{name} is defined for rule='least_squares'; this head has rule={self.rule!r}")
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (B, K) as the head returns them. x: (B, J)."""

@@ -1,0 +1,111 @@
+"""``rule="lda"``: the discriminant of the samples held, against scikit-learn and against heads that never saw a sample."""
+
+import io
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead
+
+K, J, N = 4, 6, 90
+
+
+@pytest.fixture
+def samples():
+    gen = torch.Generator().manual_seed(0)
+    y = torch.cat([torch.arange(K).repeat(3), (torch.rand(N - 3 * K, generator=gen) ** 2 * K).long()])
+    x = torch.randn(N, J, generator=gen) * torch.arange(1, J + 1) + 2 * torch.randn(K, J, generator=gen)[y] + 7
+    return FixedPoint(limit=64.0).snap(x).float(), y
+
+
+def make(rho=2.0, **options):
+    return LSSVMHead(J, K, rho=rho, grid=FixedPoint(limit=64.0), **({"rule": "lda"} | options))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("scale", [None, "std"])
+def test_equals_scikit_learn(samples, balanced, scale):
+    lda = pytest.importorskip("sklearn.discriminant_analysis", reason="scikit-learn is not installed")
+    x, y = samples
+    head = make(class_weight="balanced" if balanced else None, scale=scale).add(x, y)
+    rows = x.double()
+    if scale:
+        rows = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    weight = (N / (K * head.counts.double()))[y] if balanced else torch.ones(N, dtype=torch.float64)
+    means = torch.stack([rows[y == k].mean(0) for k in range(K)])
+    trace = (weight[:, None] * (rows - means[y]).square()).sum()
+    shrinkage = float(2.0 * J / (trace + 2.0 * J))
+    theirs = lda.LinearDiscriminantAnalysis(
+        solver="lsqr", shrinkage=shrinkage, priors=[1 / K] * K if balanced else None
+    ).fit(rows.numpy(), y.numpy())
+    expected = torch.from_numpy(theirs.predict_proba(rows.numpy()))
+    torch.testing.assert_close(torch.softmax(head(x), 1), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_removing_leaves_the_discriminant_that_never_saw_the_samples(samples):
+    x, y = samples
+    head, never = make().add(x, y), make().add(x[20:], y[20:])
+    head.predict(x)
+    head.remove(x[:20], y[:20])
+    torch.testing.assert_close(head(x), never(x), rtol=1e-9, atol=1e-9)
+    assert head.digest() == never.digest() == make(rule="least_squares").add(x[20:], y[20:]).digest()
+    assert torch.equal(head.refresh().w, never.refresh().w)
+    assert torch.equal(head.b, never.b)
+
+
+def test_merges_relabels_saves_and_grows(samples):
+    x, y = samples
+    head = make().add(x[:40], y[:40])
+    head += make().add(x[40:], y[40:])
+    head.relabel(x[:3], y[:3], (y[:3] + 1) % K)
+    y = torch.cat([(y[:3] + 1) % K, y[3:]])
+    torch.testing.assert_close(head(x), make().add(x, y)(x), rtol=1e-9, atol=1e-9)
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    loaded = make()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(loaded(x), head(x))
+    with pytest.raises(RuntimeError, match="rule"):
+        make(rule="least_squares").load_state_dict(head.state_dict())
+    head.add_classes(1)
+    assert torch.isneginf(head(x)[:, K]).all()
+    torch.testing.assert_close(head(x)[:, :K], loaded(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("class_weight", [None, "balanced", torch.arange(1, K + 1).double()])
+@pytest.mark.parametrize("scale", [None, "std"])
+def test_leave_one_out_is_that_of_heads_without_the_sample(samples, class_weight, scale):
+    x, y = samples
+    head = make(class_weight=class_weight, scale=scale).add(x, y)
+    ours = torch.softmax(head.leave_one_out(x, y), 1)
+    groups = torch.arange(N) // 5
+    grouped = torch.softmax(head.leave_one_out(x, y, groups=groups), 1)
+    for i in (0, 17, N - 1):
+        for scores, keep in ((ours, torch.arange(N) != i), (grouped, groups != groups[i])):
+            rest = make(class_weight=class_weight, scale=scale).add(x[keep], y[keep])
+            # The scale is held fixed, with the sample's share of about 1/n in it.
+            tolerance = 0.05 if scale else 1e-8
+            torch.testing.assert_close(scores[i], torch.softmax(rest(x[i : i + 1]), 1)[0], rtol=0, atol=tolerance)
+
+
+def test_auto_takes_the_discriminant_where_features_are_few_for_the_classes():
+    assert LSSVMHead(J, K, rule="auto").rule == "lda"
+    assert LSSVMHead(J, 2, rule="auto").rule == "least_squares"
+    assert LSSVMHead(100 * K + 1, K, rule="auto").rule == "least_squares"
+    assert LSSVMHead(J, K).rule == "least_squares"
+
+
+def test_what_the_discriminant_refuses(samples):
+    x, y = samples
+    with pytest.raises(ValueError, match="ovr"):
+        make(multiclass="ovo")
+    with pytest.raises(ValueError, match="free"):
+        make(intercept="none")
+    with pytest.raises(ValueError, match="least_squares"):
+        make(rule="ridge")
+    with pytest.raises(ValueError, match="labels"):
+        make().add(x, torch.randn(N, K))
+    head = make().add(x, y)
+    with pytest.raises(ValueError, match="least_squares"):
+        head.influence(x, y, x[:5], y[:5])
