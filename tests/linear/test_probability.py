@@ -354,3 +354,16 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             again = LSSVMHead(5, 3, grid=GRID, rho=1.0)
             again.load_state_dict(store.head.state_dict())
             assert again.calibration.grouped
+
+
+def test_a_margin_head_calibrates_itself_on_the_samples_it_keeps() -> None:
+    x, y = problem()
+    head = MarginHead(5, 3, grid=GRID, rho=1.0).add(x, y)
+    with pytest.raises(NotFittedError, match="calibrate"):
+        LSSVMHead(5, 3, grid=GRID, rho=1.0).add(x, y).predict_proba(x)
+    head.predict_proba(x)
+    head.remove(x[:30], y[:30]).refresh()
+    never = MarginHead(5, 3, grid=GRID, rho=1.0).add(x[30:], y[30:])
+    assert torch.equal(head.predict_proba(x), never.predict_proba(x))
+    again = MarginHead(5, 3, grid=GRID, rho=1.0).add(x[30:], y[30:]).calibrate(x[30:], y[30:])
+    torch.testing.assert_close(head.predict_proba(x), again.predict_proba(x), rtol=0, atol=1e-5)

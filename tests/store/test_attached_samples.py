@@ -24,7 +24,7 @@ from torchlssvm import (
     attach,
     verify,
 )
-from torchlssvm.errors import StoreError
+from torchlssvm.errors import NotFittedError, StoreError
 from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore
 
@@ -68,6 +68,10 @@ def test_a_fit_is_one_add_and_a_second_fit_starts_anew(data, head):
     assert clf.fit(pairs(data)).head is held
     assert held.digest() == plain.head.digest()
     assert clf.score(pairs(data)) == clf.score(data[0], data[1]) > 0.8
+    if head is None:  # a margin head keeps its samples and calibrates itself
+        with pytest.raises(NotFittedError, match="calibrate"):
+            clf.predict_proba(data[0])
+        clf.calibrate(pairs(data))
     p = clf.predict_proba(data[0])
     assert p.shape == (N, K)
     assert torch.allclose(p.sum(1), torch.ones(N, dtype=p.dtype))

@@ -474,9 +474,39 @@ class AttachedClassifier(nn.Module):
         return [self.classes[label] for label in labels.tolist()]
 
     def predict_proba(self, images: Tensor) -> Tensor:
-        """Probabilities of the classes for ``images`` (B, ...): (B, K); ``clf.head.calibrate`` makes them finer."""
+        """Probabilities of the classes for ``images`` (B, ...): (B, K), calibrated on leave-one-out scores.
+
+        With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
+        ``calibrate`` first and after each change to the samples.
+        """
+        if (
+            self.samples is not None
+            and not self.samples.store.readonly
+            and getattr(self.head, "calibration", 0) is None
+        ):
+            self.calibrate()
         probabilities: Tensor = self._ask("predict_proba", self.features(images))
         return probabilities
+
+    def calibrate(self, images: Any = None, y: Tensor | None = None, method: str | None = None) -> Self:
+        """Calibrate probabilities on the leave-one-out scores of all samples. Returns self.
+
+        Args:
+            images: (B, ...) with labels ``y`` (B,), or a loader: the samples that were added. With a store, leave both out.
+            y: labels.
+            method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
+        """
+        if self.samples is not None:
+            self.samples.store.calibrate(method)
+            return self
+        if images is None:
+            raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
+        batches: Any = [TrainingBatch(images, y, None, None)]
+        if y is None:
+            batches = batches_of(images, self.device, False, "calibrate")
+        parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
+        self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
+        return self
 
     def score(self, images: Any, y: Tensor | None = None, progress: bool = False) -> float:
         """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader."""

@@ -340,6 +340,18 @@ class MarginHead(LinearHead):
         calibrate_on(self, self.leave_one_out(x, y, weight, groups), y, method)
         return self
 
+    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
+        """Probabilities (B, K); calibrates on the samples held if that was not done for them yet."""
+        if calibrated and self.calibration is None and self.n:
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                grid, rows = self.grid, self.samples
+                assert grid is not None
+                order = rows.saved_order()  # so that the calibration depends on the samples alone
+                x_held, y_held = rows.q[order].to(torch.float64) * grid.resolution, rows.labels[order]
+                scores = margin_changes.leave_one_out(self, x_held, y_held, rows.copies[order], None, gridded=True)
+                calibrate_on(self, scores, y_held)
+        return super().predict_proba(x, calibrated)
+
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
 
     def _solve(self) -> tuple[Tensor, Tensor]:
