@@ -15,6 +15,7 @@ from torchlssvm.audit import ErasureReceipt
 from torchlssvm.cli import main
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
+from torchlssvm.report import write_report
 from torchlssvm.store import SampleStore, new_suppression_key
 
 J, N = 5, 60
@@ -82,6 +83,8 @@ def test_scores_of_groups_are_those_of_a_head_without_the_group(tmp_path: Path, 
             held = store.get([IDS[k]]).x
             torch.testing.assert_close(scores[k], never(held)[0], rtol=1e-6, atol=1e-6)
         assert store.label_errors(groups="subject").scores.equal(scores)
+        report = write_report(store, tmp_path / "r.html", groups="subject")
+        assert report.labels.scores.equal(scores.cpu())
 
 
 def test_rows_of_one_subject_that_are_alike_are_noticed(tmp_path: Path, store: SampleStore) -> None:

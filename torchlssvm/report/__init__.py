@@ -18,7 +18,7 @@ __all__ = ["PASSES", "Findings", "gather", "write_report"]
 
 def write_report(
     store: SampleStore, path: str | os.PathLike[str], *, images: Any = None, classes: Sequence[str] | None = None,
-    certificates: Any = None, title: str | None = None, count: int = 24,
+    certificates: Any = None, title: str | None = None, count: int = 24, groups: Any = None,
 ) -> Findings:  # fmt: skip
     """Write the page and return its findings.
 
@@ -31,6 +31,8 @@ def write_report(
         certificates: a folder with certificate files (*.json) to list.
         title: of the page.
         count: how many samples each list shows.
+        groups: samples that are left out together, see :meth:`torchlssvm.store.SampleStore.leave_one_out`: ``"subject"`` if
+            several rows belong to one person or picture.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
@@ -47,7 +49,7 @@ def write_report(
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be an int >= 0, got {count!r}")
     source = None if images is None else pictures.source(images)
-    found = gather(store, certificates)
+    found = gather(store, certificates, groups)
     rows = {i for part in shown_samples(found, count) for i in part} if source is None else set()
     shown = [(found.labels.ids or [])[i] for i in rows]
     values = dict(zip(shown, store.get(shown).x.double(), strict=True)) if shown else {}

@@ -82,8 +82,8 @@ class Findings:
 
 
 @exactly
-def gather(store: SampleStore, certificates: Any = None) -> Findings:
-    """Gather the findings from a store with labels and an LSSVMHead or a MarginHead."""
+def gather(store: SampleStore, certificates: Any = None, groups: Any = None) -> Findings:
+    """Gather the findings from a store with labels and an LSSVMHead or a MarginHead. ``groups``: left out together."""
     head = store.head
     if not isinstance(head, LinearHead):
         raise StoreError(
@@ -95,7 +95,7 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         raise ValueError(
             "a report is about labels: the store must hold labels of at least two classes, not float targets"
         )
-    ids, scores, labels = store.leave_one_out()
+    ids, scores, labels = store.leave_one_out(groups=groups)
     squares: Any = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
@@ -110,7 +110,7 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
     calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
     # One against one: ranked by the worst pair, as store.label_errors does. The probabilities are those of the votes.
-    found = from_scores(scores, labels, ids) if head.multiclass == "ovr" else store.label_errors()
+    found = from_scores(scores, labels, ids) if head.multiclass == "ovr" else store.label_errors(groups)
     history = store.history()
     return Findings(
         stats=store.stats(),
