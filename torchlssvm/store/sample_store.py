@@ -864,10 +864,12 @@ class SampleStore:
         other_x = (
             (x - here).abs().amax(1) > step + FEATURE_TOLERANCE * here.abs().amax(1) if x.shape == here.shape else None
         )
-        mine, theirs = ([*filter(None, codec.labels_and_targets(y))] for y in (event.y[known].cpu(), rows.y))
+        mine, theirs = (
+            labels or targets or [] for labels, targets in map(codec.labels_and_targets, (event.y[known].cpu(), rows.y))
+        )
         for at, k in enumerate(known):
             differs = ["features"] if other_x is None or other_x[at] else []
-            if mine[0][at] != theirs[0][at]:
+            if mine[at] != theirs[at]:
                 differs.append("label")
             if rows.subjects[at] != event.subjects[k]:
                 differs.append("subject")
