@@ -94,7 +94,7 @@ class LinearAdapter(SampleAdapter):
 
     def add_classes(self, k: int) -> None:
         """Make room for k more classes; the head refuses that from anybody but its store."""
-        with self.head.locked():
+        with self.lock:
             keeper, self.head._keeper = self.head._keeper, None
             try:
                 self.head.add_classes(k)

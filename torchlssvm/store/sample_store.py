@@ -1070,14 +1070,16 @@ class SampleStore:
         """Make sure that what was erased is in no file of the store any more.
 
         Removes the receipts that were kept (StoreError while one is not written to a file), replaces the names of requests by
-        commitments, destroys the keys of the commitments to earlier states, renumbers the rows, rewrites the database, empties
-        the log, saves the statistics, and removes older snapshots and whatever others keep in the folder until then.
+        commitments, destroys the keys of the commitments to earlier states, chooses rho again where it has a rule (erased
+        samples have shaped the old one), renumbers the rows, rewrites the database, empties the log, saves the statistics, and
+        removes older snapshots and whatever others keep in the folder until then.
         An open reader keeps the log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false``
         until a compaction went through.
         """
         self._check_writable()
         with self._db.held(), threads_for(0):
             self.live.required()
+            self.refresh()
             with self._db.transaction():
                 self.live.prepare()
                 self.receipts.clear()

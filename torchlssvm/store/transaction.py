@@ -281,7 +281,9 @@ class Transaction:
         known: set[str] = set()
 
         def change(rows: StoredRows, part: slice) -> None:
-            known.update(set(rows.ids) & set(seen["ids"]) | {s for s in rows.subjects if s in seen["subjects"]})
+            known.update(
+                set(rows.ids) & set(seen["ids"]) | {s for s in rows.subjects if s is not None and s in seen["subjects"]}
+            )
             self._change.remove(*rows.samples)
             self.table.erase(rows)
             if known:  # certificate_issuer refuses them
