@@ -237,7 +237,7 @@ def test_every_altered_field_is_noticed(store: SampleStore) -> None:
         with pytest.raises(VerificationError):
             verify(altered(good, False, **{name: changes[name]}), store=store, allow_unsigned=True)
     fewer = good.events[0] | {"samples": 7, "commitments": good.events[0]["commitments"][:7]}
-    with pytest.raises(VerificationError, match="not those of the journal"):
+    with pytest.raises(VerificationError, match="differ from those in the journal"):
         verify(altered(good, False, events=[fewer]), store=store, allow_unsigned=True)
     snapshot.write_bytes(b"an old one")
     with pytest.raises(VerificationError, match=r"00001\.snapshot\.pt is older than the erasure"):
@@ -268,7 +268,7 @@ def test_a_head_that_still_serves_old_weights_fails(store: SampleStore) -> None:
     solution = head._solver.solution
     solution.w = solution.w * (old / head.w)
     head._state_version += 1
-    with pytest.raises(VerificationError, match="serves other weights"):
+    with pytest.raises(VerificationError, match="uses other weights"):
         verify(certificate, head=head, public_key=PUBLIC, opening=store.opening())
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -173,7 +175,7 @@ def test_a_pickle_is_not_run(empty: Shell) -> None:
     [
         ("--labels", "0\n1\n", "2 values"), ("--labels", "dog\n" * N, "'dog'"), ("--labels", "3\n" * N, "label 3"),
         ("--labels", "-1\n" * N, "label -1"), ("--labels", "0.5\n" * N, "'0.5'"), ("--labels", "inf\n" * N, "'inf'"),
-        ("--labels", "\n" * N, "''"), ("--ids", "a\n" * N, "'a' stands there twice"),
+        ("--labels", "\n" * N, "''"), ("--ids", "a\n" * N, "'a' occurs twice"),
         ("--ids", "\n".join(map(str, range(N - 1))) + "\n\n", "must be a text"), ("--ids", "a\n", "1 values"),
         ("--subjects", "a\n", "1 values"), ("--subjects", ("a" * 600 + "\n") * N, "512"),
     ],
@@ -193,9 +195,9 @@ def test_a_wrong_column_is_named(empty: Shell) -> None:
     assert "line 2, column 'who': 's0' is not a number" in message
     Path("x.csv").write_text(csv_text().replace("cow", "dog"))
     columns = ["--labels", "kind", "--ids", "who", "--subjects", "person"]
-    assert "line 4: 'dog' is neither a class" in empty("add", "s", "--features", "x.csv", *columns, code=1)
+    assert "line 4: 'dog' is neither" in empty("add", "s", "--features", "x.csv", *columns, code=1)
     Path("y.csv").write_text("id,label\ns0,0\ns0,1\n")
-    assert "'s0' stands there twice" in empty("add", "s", "--features", "x.npy", "--labels", "y.csv", code=1)
+    assert "'s0' occurs twice" in empty("add", "s", "--features", "x.npy", "--labels", "y.csv", code=1)
     Path("y.csv").write_text("id,label\ns0,0\n")
     assert "no label for the id 'x.npy:0'" in empty("add", "s", "--features", "x.npy", "--labels", "y.csv", code=1)
 
@@ -206,7 +208,7 @@ def test_a_bad_batch_leaves_the_ones_before(empty: Shell) -> None:
     np.save("x.npy", x)
     message = empty("add", "s", "--features", "x.npy", "--labels", "y.npy", "--batch-size", 20, code=1)
     assert "samples 40 to 59" in message
-    assert "(40 samples before were added)" in message
+    assert "(40 samples were added before it)" in message
     assert empty.json("stats", "s")["digest"] == head_of(x[:40], y[:40]).digest()
 
 
@@ -286,5 +288,69 @@ def test_columns_by_position(tmp_path: Path) -> None:
     torch.save(["a", "b"], tmp_path / "c.pt")
     assert read_column(tmp_path / "c.pt", "id", ["?", "?"], tmp_path, False) == ["a", "b"]
     torch.save({"a": 1}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="one value for each sample, it holds dict"):
+    with pytest.raises(ValueError, match="dict"):
         read_column(tmp_path / "c.pt", "id", [], tmp_path, False)
+
+
+# -- classify, Parquet, lists of classes ------------------------------------------------------------------------------
+
+
+def test_classify_predicts_without_learning(filled: Shell) -> None:
+    x, y, _ = write(filled.folder)
+    before = filled.json("stats", "s")
+    with SampleStore("s", readonly=True) as store:
+        scores = store.head(torch.tensor(x))
+    names = [("ant", "bee", "cow")[k] for k in scores.argmax(1)]
+    rows = list(csv.DictReader(io.StringIO(filled("classify", "s", "--features", "x.npy"))))
+    assert [row["class"] for row in rows] == names
+    assert [row["id"] for row in rows] == [f"x.npy:{i}" for i in range(N)]
+    np.testing.assert_allclose([float(row["score"]) for row in rows], scores.amax(1), rtol=1e-6)
+
+    columns = ["--labels", "y.npy", "--ids", "ids.txt", "--by-position", "--scores"]
+    said = filled.json("classify", "s", "--features", "x.npy", *columns, "--batch-size", 7)
+    assert said["accuracy"] == float((scores.argmax(1).numpy() == y).mean())
+    assert said["predictions"][3]["id"] == "s3"
+    np.testing.assert_allclose([p["score bee"] for p in said["predictions"]], scores[:, 1], rtol=1e-6)
+    for name in ("p.csv", "p.json"):
+        filled("classify", "s", "--features", "x.npy", "--out", name)
+        assert (filled.folder / name).stat().st_mode & 0o777 == 0o600
+        assert "--force" in filled("classify", "s", "--features", "x.npy", "--out", name, code=1)
+    assert [r["class"] for r in csv.DictReader(io.StringIO(Path("p.csv").read_text()))] == names
+    filled("classify", "s", "--features", "x.npy", "--out", "p.txt", code=2)
+    x[5, 2] = np.nan
+    np.save("nan.npy", x)
+    assert "'nan.npy:5'" in filled("classify", "s", "--features", "nan.npy", code=1)
+    assert filled.json("stats", "s") == before
+
+
+def test_parquet_is_read_like_csv(empty: Shell) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    x, y, subjects = write(empty.folder)
+    names = ["ant", "bee", "cow"]
+    columns = {"who": [f"s{i}" for i in range(N)], "f0": x[:, 0], "rest": x[:, 1:].tolist()}
+    table = pyarrow.table(columns | {"kind": [names[k] for k in y], "person": subjects})
+    parquet.write_table(table, "x.parquet")
+    empty("add", "s", "--features", "x.parquet", "--ids", "who", "--labels", "kind", "--subjects", "person")
+    Path("x.csv").write_text(csv_text())
+    again = empty.json("add", "s", "--features", "x.csv", "--ids", "who", "--labels", "kind", "--subjects", "person")
+    assert (again["added"], again["skipped"]) == (0, N)  # compared, and equal
+    assert "'person'" in empty("add", "s", "--features", "x.parquet", "--ids", "who", "--labels", "kind", code=1)
+    Path("bad.parquet").write_bytes(b"PAR1")
+    assert "bad.parquet" in empty("add", "s", "--features", "bad.parquet", "--labels", "kind", code=1)
+
+
+def test_parquet_without_pyarrow_names_the_extra(empty: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    Path("x.parquet").write_bytes(b"PAR1")
+    assert "torchlssvm[parquet]" in empty("add", "s", "--features", "x.parquet", "--labels", "kind", code=1)
+
+
+def test_classes_come_from_a_file_and_stores_are_local(shell: Shell) -> None:
+    Path("names.txt").write_text("ant\nbee\ncow, spotted\n")
+    shell("init", "s", "--in-features", 2, "--classes", "@names.txt")
+    assert shell.json("stats", "s")["class_names"] == ["ant", "bee", "cow, spotted"]
+    shell("init", "t", "--in-features", 2, "--classes", "@nowhere.txt", code=2)
+    shell("init", "s3://bucket/store", "--in-features", 2, "--classes", 2, code=2)
+    assert not Path("s3:").exists()

@@ -96,6 +96,18 @@ def test_images_become_the_samples_of_a_store(shell: Shell, weights: dict[str, P
     assert Certificate.load(shell.folder / "c.json").fingerprint == stats["fingerprint"]
 
 
+def test_classify_takes_folders_without_classes_and_single_images(shell: Shell) -> None:
+    shell(*ADD)
+    said = shell.json("classify", "s", "--images", "photos")["predictions"]
+    assert [row["id"] for row in said] == IDS
+    photo(shell.folder / "loose" / "a.png", 3)  # the same picture as bees/1.png
+    (loose,) = shell.json("classify", "s", "--images", "loose")["predictions"]
+    (single,) = shell.json("classify", "s", "--images", "photos/bees/1.png")["predictions"]
+    assert (loose["id"], single["id"]) == ("a.png", "1.png")
+    assert loose["class"] == single["class"] == said[3]["class"]
+    assert loose["score"] == pytest.approx(said[3]["score"], rel=1e-4)
+
+
 def test_the_fingerprint_is_that_of_network_and_preprocessing(shell: Shell, weights: dict[str, Path]) -> None:
     from torchlssvm import attach
 
@@ -115,7 +127,7 @@ def test_again_and_with_one_more(shell: Shell) -> None:
     photo(shell.folder / "photos" / "ants" / "0.png", 50)
     assert shell.json(*ADD)["added"] == 1
     photo(shell.folder / "photos" / "ants" / "1.png", 51)
-    assert "'ants/1.png' is in the store already and differs in features" in shell(*ADD, code=1)
+    assert "'ants/1.png' with different features" in shell(*ADD, code=1)
     (shell.folder / "photos" / "cows").mkdir()
     (shell.folder / "photos" / "ants" / "1.png").rename(shell.folder / "photos" / "cows" / "1.png")
     assert shell.json(*ADD)["added"] == 1
@@ -167,7 +179,7 @@ def test_bad_networks(shell: Shell, weights: dict[str, Path]) -> None:
     assert "512 features" in shell("init", "t", "--classes", 2, *network, "--in-features", 9, code=1)
     assert not (shell.folder / "t").exists()
     shell("init", "plain", "--in-features", 3, "--classes", 2)
-    assert "no backbone" in shell("add", "plain", "--images", "photos", code=1)
+    assert "--backbone" in shell("add", "plain", "--images", "photos", code=1)
 
 
 @pytest.mark.slow

@@ -87,10 +87,8 @@ def test_a_tampered_store_exits_3(filled: Shell) -> None:
 
 def test_an_unsigned_or_unreadable_certificate_exits_3(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
-    assert "not signed: allow_unsigned=True (--allow-unsigned)" in filled("verify", "c.json", code=3)
-    assert filled("verify", "c.json", "--allow-unsigned").startswith(
-        "the signature was not checked; give --store to check"
-    )
+    assert "--allow-unsigned" in filled("verify", "c.json", code=3)
+    assert "(give --store)" in filled("verify", "c.json", "--allow-unsigned").splitlines()[0]
     said = filled.json("verify", "c.json", "--allow-unsigned")
     assert (said["erasure_checked"], said["return_checked"]) == (False, False)
     (filled.folder / "c.json").write_text("{")
@@ -101,12 +99,10 @@ def test_an_unsigned_or_unreadable_certificate_exits_3(filled: Shell) -> None:
 def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     verify = ["verify", "c.json", "--allow-unsigned", "--store", "s"]
-    said = "the certificate holds: 1 sample erased, its bytes not destroyed when it was issued"
-    unknown = f"{said}; give --receipt to check that it was not added again\n"
-    assert filled(*verify).startswith(unknown)
-    assert filled(*verify, "--receipt", "c.receipt.json").startswith(f"{said}\n")
+    assert "(give --receipt)" in filled(*verify).splitlines()[0]
+    assert "(give --receipt)" not in filled(*verify, "--receipt", "c.receipt.json")
     filled(*ADD)  # the files still have it
-    assert filled(*verify).startswith(unknown)
+    assert "(give --receipt)" in filled(*verify).splitlines()[0]
     assert "'s0' of the receipt is in the store again" in filled(*verify, "--receipt", "c.receipt.json", code=3)
 
 
@@ -114,10 +110,10 @@ def test_another_store_is_named_as_the_likely_reason(filled: Shell) -> None:
     filled("init", "other", "--in-features", J, "--classes", K)
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     verify = ["verify", "c.json", "--allow-unsigned", "--store", "other"]
-    assert "probably this is another store" in filled(*verify, code=3)
+    assert "another store" in filled(*verify, code=3)
     filled("add", "other", *ADD[2:])
     filled("remove", "other", "--id", "s0")
-    assert "probably this is another store" in filled(*verify, code=3)
+    assert "another store" in filled(*verify, code=3)
 
 
 def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
@@ -135,13 +131,13 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
 
     verify = ["verify", "c.json", "--allow-unsigned", "--exported-head"]
     assert "exported head" in filled.json(*verify, "new.pt", "--store", "s")["checks"]
-    assert "an opening" in filled(*verify, "new.pt", code=3)
+    assert "opening" in filled(*verify, "new.pt", code=3)
     filled("certificate", "opening", "s", "o.json")
     opening = ["--opening", "o.json"]
     filled(*verify, "new.pt", *opening)
     filled(*verify, "old.pt", *opening, code=3)
 
-    for part, reason in {"w": "w in served.pt is not", "C": "C in served.pt is not", "solution.": "checksum"}.items():
+    for part, reason in {"w": "w in served.pt", "C": "C in served.pt", "solution.": "checksum"}.items():
         served = copy.deepcopy(found)
         for name, value in served["state_dict"].items():
             if name == part or (part == "solution." and name.startswith(part) and value.is_floating_point()):
@@ -161,8 +157,9 @@ def test_samples_as_lines(filled: Shell) -> None:
     assert [line["subject"] for line in lines] == subjects
     assert [line["label"] for line in lines] == y.tolist()
     assert np.array_equal([line["x"] for line in lines], GRID.snap(torch.tensor(x)).numpy())
-    assert "already" in filled("export", "s", "s.jsonl", "--format", "jsonl", code=1)
+    assert "--force" in filled("export", "s", "s.jsonl", "--format", "jsonl", code=1)
     filled("export", "s", "s.jsonl", "--format", "jsonl", "--force")
+    assert (filled.folder / "s.jsonl").stat().st_mode & 0o777 == 0o600  # it names people
     assert "folder" in filled("export", "s", "s", code=1)
     filled("export", "s", "nowhere/h.pt", code=1)
     assert not list(filled.folder.rglob("*.tmp"))
@@ -272,7 +269,7 @@ def test_another_sample_under_an_old_id_is_refused(filled: Shell, what: str) -> 
         np.save("y.npy", y)
     else:
         (filled.folder / "subjects.txt").write_text("\n".join([*subjects[:31], "", *subjects[32:]]))
-    assert f"'s31' is in the store already and differs in {what}" in filled(*ADD, code=1)
+    assert f"'s31' with different {what}" in filled(*ADD, code=1)
     assert filled.json("stats", "s")["digest"] == before
 
 
@@ -324,7 +321,7 @@ def test_init_options_reach_the_head(shell: Shell) -> None:
 def test_init_does_not_touch_what_is_there(filled: Shell) -> None:
     before = filled.json("stats", "s")
     for options in (["--grid", "16"], ["--grid", "4"], ["--head", "margin"]):
-        assert "there is a store" in filled("init", "s", "--in-features", 5, "--classes", 3, *options, code=1)
+        assert "already a store" in filled("init", "s", "--in-features", 5, "--classes", 3, *options, code=1)
     filled("init", "s", "--in-features", 6, "--classes", 3, code=1)
     assert filled.json("stats", "s") == before
     (filled.folder / "mine").mkdir()

@@ -1,4 +1,4 @@
-"""The results of a verification: typed outcomes with their facts, and the one place where they become text."""
+"""The results of a verification: typed outcomes and facts, and the sentences that describe them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Check", "FileState", "Outcome", "Report", "checking"]
 class Outcome(Enum):
     """The result of one check."""
 
-    HOLDS = "holds"  # compared, and equal
-    FAILED = "failed"  # only as ``VerificationError.check``: a report has none
-    NOT_CHECKED = "not checked"  # what it would be compared with was not given
-    CHANGED = "changed"  # no longer what it was when the certificate was issued
+    HOLDS = "holds"  # compared and equal
+    FAILED = "failed"  # only in ``VerificationError.check``, never in a report
+    NOT_CHECKED = "not checked"  # nothing to compare it with was given
+    CHANGED = "changed"  # changed since the certificate was issued
     OPEN = "open"  # still to be done
     KEPT = "kept"  # chosen before samples changed, and still in use
     VOID = "void"  # no longer in use, since samples have changed
@@ -32,8 +32,8 @@ class FileState(Enum):
     SAME = "unchanged"
     CHANGED = "changed"
     GONE = "gone"
-    UNTESTABLE = "there; its old state can no longer be tested"
-    TOO_LARGE = "not read: too large"
+    UNTESTABLE = "exists; whether it changed can no longer be tested"
+    TOO_LARGE = "not read (too large)"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Check:
     """One check of a verification.
 
     Attributes:
-        name: of what was checked, e.g. "signature".
+        name: of the check, e.g. "signature".
         outcome: the result.
-        facts: numbers and names found, by their names; ``str(check)`` turns all of it into a sentence.
+        facts: the numbers and names that were found. ``str(check)`` describes all of this in a sentence.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """The checks that were made, by name. Always true: a report exists only when no check failed."""
+    """The checks that were made, by name. A report is always true: if a check fails, there is no report."""
 
     checks: dict[str, Check] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Report:
 
 @contextmanager
 def checking(name: str) -> Iterator[None]:
-    """Give a VerificationError that is raised inside the name of the check that failed."""
+    """Attach the failed check to a VerificationError that is raised inside."""
     try:
         yield
     except VerificationError as error:
@@ -83,74 +83,73 @@ def checking(name: str) -> Iterator[None]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 Facts = Mapping[str, Any]
-SAME_CONTENT = "the same content under a new id and another subject is not recognized"
+SAME_CONTENT = "the same content under another id and subject would not be recognized"
 """Limit of every check of names."""
 
 
 def _signature(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
         holder = f" of {facts['holder']}" if facts["holder"] else ""
-        others = f" ({counted(facts['others'], 'more signature')} not needed)" if facts["others"] else ""
+        others = f" ({counted(facts['others'], 'more signature')} not checked)" if facts["others"] else ""
         return f"valid, by the trusted key{holder}, Ed25519 sha256:{facts['key']}{others}"
-    return "not checked: pass the issuer's public key" if facts["signed"] else "none: the certificate is not signed"
+    return "not checked: give the issuer's public key" if facts["signed"] else "none: the certificate is not signed"
 
 
 def _state(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
-        return "as the certificate says: rows, number of samples, shape and grid"
+        return "rows, number of samples, shape and grid match the certificate"
     if facts["recorded"]:
-        return (
-            "changed since; the journal recorded the one that the certificate commits to, which can no longer be tested"
-        )
-    return "changed since; the journal no longer tells what it was"
+        return "changed since the certificate was issued; the journal has the certificate's commitment"
+    return "changed since the certificate was issued; the journal no longer has the earlier state"
 
 
 def _compacted(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.OPEN:
-        return "no: bytes of the erased samples may still be in the files of the store"
-    later = ", after the certificate" if facts["later"] else ""
+        return "no: the store's files may still contain bytes of the erased samples"
+    later = ", and after the certificate was issued" if facts["later"] else ""
     return f"yes: the store's files were rewritten after the erasure{later}"
 
 
 def _head(outcome: Outcome, facts: Facts) -> str:
     if facts["digest"]:
         *first, last = facts["derived"]
-        follow = f"{', '.join(first)} and {last} follow from them (to {facts['error']:.1g})"
-        return f"its digest is that of the samples left: it has learned them and no others; {follow}"
+        follow = f"{', '.join(first)} and {last} match a fresh solve (to {facts['error']:.1g})"
+        return f"its digest shows that it has learned the remaining samples and no others; {follow}"
     held = {
-        "all": "it holds the samples left and no others",
-        "some": "the samples that it holds are among those left",
-        "none": "it keeps no samples",
+        "all": "it holds the remaining samples and no others",
+        "some": "it holds some of the remaining samples and no others",
+        "none": "it stores no samples",
     }[facts["holds"]]
-    return f"no digest; {held}; it scores like a machine that learned the samples left (to {facts['error']:.1g})"
+    return f"no digest; {held}; its scores match a machine trained on the remaining samples (to {facts['error']:.1g})"
 
 
 def _rho(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
-        return f"{facts['rho']!r}, the minimum of GCV for the samples left (to {facts['excess']:.1g})"
+        return f"{facts['rho']!r} minimizes GCV for the remaining samples (to {facts['excess']:.1g})"
     if outcome is Outcome.OPEN:
-        return f"to be chosen by {facts['method']} from the samples left, at the first read"
-    when = "before samples changed, and kept" if outcome is Outcome.KEPT else "from the samples left; not checked"
+        return f"will be chosen by {facts['method']} from the remaining samples at the first read"
+    when = "before samples changed, and kept" if outcome is Outcome.KEPT else "from the remaining samples; not checked"
     return f"{facts['rho']!r}, chosen by {facts['method']} {when}"
 
 
 def _calibration(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.VOID:
-        return "void, since samples have changed; not in use"
+        return "invalidated by a change of samples; not in use"
     if outcome is Outcome.NOT_CHECKED:
-        why = "the store does not know the groups" if facts["grouped"] else "made after the certificate; give the store"
+        why = "the store does not know its groups" if facts["grouped"] else "newer than the certificate; give the store"
         return f"not checked: {why}"
     if "error" not in facts:
-        return "as the certificate says"
-    return f"the one that the samples left give (to {facts['error']:.1g})"
+        return "matches the certificate"
+    return f"matches a calibration on the remaining samples (to {facts['error']:.1g})"
 
 
 def _returned(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
-        return f"no sample of the store is on its suppression list of {facts['entries']} entries; {SAME_CONTENT}"
-    why = "the key of the suppression list was not given" if facts["list"] else "the store uses no suppression list"
-    names = " except by the names in the receipt" if facts["receipt"] and not facts["list"] else ""
-    return f"not checked: {why}, so a sample added again cannot be recognized{names}"
+        entries = counted(facts["entries"], "entr", "ies") if facts["entries"] != 1 else "1 entry"
+        return f"no sample of the store is on its suppression list ({entries}); {SAME_CONTENT}"
+    why = "give the key of the suppression list" if facts["list"] else "the store uses no suppression list"
+    names = ", except by the names in the receipt" if facts["receipt"] and not facts["list"] else ""
+    return f"not checked: {why}. Samples that were added again cannot be recognized{names}"
 
 
 def _receipt(outcome: Outcome, facts: Facts) -> str:
@@ -160,9 +159,9 @@ def _receipt(outcome: Outcome, facts: Facts) -> str:
     if facts["more"]:
         parts.append(f"{counted(facts['more'], 'more sample')} of the certificate not in this receipt")
     if facts["unnamed_request"]:
-        parts.append("the certificate does not name the receipt's request, so nothing in that was checked")
+        parts.append("the certificate does not name the request in the receipt, which was not checked")
     if facts.get("returned"):
-        parts.append(f"{facts['returned']} of these names are back after a lawful return, which the journal has")
+        parts.append(f"{facts['returned']} of these names returned lawfully, as recorded in the journal")
     elif "returned" in facts:
         parts += ["none of these names is in the store", SAME_CONTENT]
     return "; ".join(parts)
@@ -171,8 +170,8 @@ def _receipt(outcome: Outcome, facts: Facts) -> str:
 def _time_stamp(outcome: Outcome, facts: Facts) -> str:
     when = f"{facts['time']:%Y-%m-%d %H:%M:%S} UTC"
     if outcome is Outcome.HOLDS:
-        return f"the certificate existed on {when}, says {facts['authority']}"
-    return f"names {when}; NOT checked: give the certificate of the authority"
+        return f"{facts['authority']} confirms that the certificate existed on {when}"
+    return f"claims {when}; NOT checked: give the root certificate of the authority"
 
 
 SENTENCES: dict[str, Callable[[Outcome, Facts], str]] = {
@@ -185,17 +184,17 @@ SENTENCES: dict[str, Callable[[Outcome, Facts], str]] = {
         "which this check cannot see)"
     ),
     "rows": lambda _, facts: (
-        f"{counted(facts['samples'], 'sample')} left, those of the journal and no others; "
+        f"{counted(facts['samples'], 'remaining sample')}, all recorded in the journal; "
         + ("checked against the sums (Freivalds' test)" if facts["fast"] else "summed again")
     ),
     "state": _state,
     "requests": lambda _, facts: (
-        f"{counted(facts['requests'], 'request')}, with the dates and reasons that the store has"
+        f"{counted(facts['requests'], 'request')}, with the same dates and reasons as in the store"
     ),
     "compacted": _compacted,
-    "older files": lambda _, facts: f"from before the erasure, and still there: {listed(facts['names'])}",
+    "older files": lambda _, facts: f"files from before the erasure still exist: {listed(facts['names'])}",
     "files": lambda _, facts: "; ".join(f"{name}: {state.value}" for name, state in facts["files"].items()),
-    "network": lambda _, facts: "the one that the certificate names, by its fingerprint",
+    "network": lambda _, facts: "its fingerprint matches the certificate",
     "head": _head,
     "exported head": _head,
     "rho": _rho,

@@ -1,9 +1,8 @@
-"""The ``torchlssvm`` command. Each command imports what it needs when it runs, so that help and errors come at once.
+"""The ``torchlssvm`` command. Each command imports what it needs when it runs, so help and usage errors appear at once.
 
-Exit codes: 0 it worked; 1 it did not, or was refused (one line on stderr says why); 2 the command line is wrong;
-3 a certificate does not hold; 4 the store is busy, try again; 5 it worked, but what it says could not be written; 130
-interrupted. With ``--json`` there is one JSON object on stdout, for an error too:
-``{"error": {"type", "message", "exit_code"}}``.
+Exit codes: 0 success; 1 failure or refusal, with one line on stderr; 2 wrong command line; 3 a certificate does not hold; 4 the
+store is busy, try again; 5 success, but the output could not be written; 130 interrupted. With ``--json`` stdout has one JSON
+object, for an error too: ``{"error": {"type", "message", "exit_code"}}``.
 
 To add a command, write a function in the module of its noun and declare it with ``@command`` (see ``arguments.py``).
 """
@@ -42,26 +41,26 @@ CODES: dict[type[Exception], int] = {
     OutputError: OUTPUT_LOST, VerificationError: NOT_VERIFIED, StoreBusyError: BUSY, TorchLSSVMError: FAILED,
     ValueError: FAILED, OSError: FAILED,
 }  # fmt: skip
-"""Exit codes of errors; the first kind that fits counts, and any other error is a bug."""
+"""Exit codes of errors; the first matching kind counts, and any other error is a bug."""
 
-TEXT = """Classifier heads that learn and unlearn exactly. `torchlssvm COMMAND --help` has
+TEXT = """Classifier heads that learn and unlearn exactly. Run `torchlssvm COMMAND --help` for
 the options of a command."""
 
-EXIT_CODES = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line;
-3 a certificate does not hold; 4 the store is busy; 5 it worked, but its output
-could not be written; 130 interrupted. What a command reported as done is on the disk."""
+EXIT_CODES = """exit codes: 0 success; 1 failure or refusal; 2 wrong command line; 3 a certificate
+does not hold; 4 the store is busy; 5 success, but the output could not be written;
+130 interrupted. Changes are on the disk when a command reports them."""
 
 LIGHTNING_STAGES = {
     "fit": "Train a head with Lightning: --config configs/base.yaml",
-    "validate": "Evaluate it on the validation data",
-    "test": "Evaluate it on the test data",
-    "predict": "Compute its scores",
+    "validate": "Evaluate a head with Lightning on the validation data",
+    "test": "Evaluate a head with Lightning on the test data",
+    "predict": "Compute scores with Lightning (for a store: classify)",
 }
-"""Commands that are handed on to Lightning, which reads the rest of the line itself."""
+"""Commands that are passed on to Lightning, which parses the rest of the line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a wrong command line leaves by SystemExit(2), as argparse does."""
+    """Run one command and return its exit code. A wrong command line raises SystemExit(2), as argparse does."""
     given = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
     options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write("", end="")
         return code
     except SystemExit:  # of --help and --version
-        with contextlib.suppress(OutputError):  # a reader that has left
+        with contextlib.suppress(OutputError):  # the reader has closed the pipe
             write("", end="")
         raise
     except UsageError as error:
@@ -90,24 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         fail(options, error, USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
         raise SystemExit(USAGE) from None
     except KeyboardInterrupt:
-        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
+        return fail(options, KeyboardInterrupt("interrupted; changes made before are kept"), INTERRUPTED)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_OF_PACKAGE:
             raise
-        install = f"needs the package {package}: pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
-        return fail(options, TorchLSSVMError(f"{options.command} {install}"), FAILED)
+        install = f"pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
+        return fail(options, TorchLSSVMError(f"{options.command} needs the package {package}: {install}"), FAILED)
     except tuple(CODES) as error:
         return fail(options, error, next(code for kind, code in CODES.items() if isinstance(error, kind)))
 
 
 def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
-    """Print the error in one line, and as JSON if asked for; return the exit code."""
+    """Print the error on one line, and as JSON with --json; return the exit code."""
     message = one_line(error)
     warn(f"{start}{message}")
     if options.json:
         said = {"type": type(error).__name__, "message": message, "exit_code": code}
-        with contextlib.suppress(OutputError):  # stderr has it
+        with contextlib.suppress(OutputError):  # it is on stderr
             write(json.dumps({"error": said}))
     return code
 

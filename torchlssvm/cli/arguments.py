@@ -1,4 +1,4 @@
-"""Arguments of the command line: the parser, how a command declares its options, the options that several have, and types.
+"""The parser, the ``@command`` decorator, and the options and types that several commands share.
 
 A command is a function of the parsed options that returns its exit code::
 
@@ -20,7 +20,7 @@ Option: TypeAlias = Callable[[Any], object]
 
 
 class UsageError(Exception):
-    """A wrong command line; ``parser`` is that of the command, where it is known."""
+    """A wrong command line. ``parser``: that of the command, if it is known."""
 
     def __init__(self, message: str, parser: argparse.ArgumentParser | None = None):
         super().__init__(message)
@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError and refuses an option given twice, unless its values are collected."""
+    """A parser that raises UsageError, and refuses an option that is given twice unless its values are collected."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class StoreOnce(argparse.Action):
-    """Store the value of an option; given twice it is an error, since one of the values would be lost."""
+    """Store the value of an option. A second value is an error, since one of the two would be lost."""
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -49,7 +49,7 @@ class StoreOnce(argparse.Action):
         """Store the value, or raise ArgumentError when the option was given before."""
         given = vars(namespace).setdefault("given", set())
         if option_string is not None and self.dest in given:
-            raise argparse.ArgumentError(self, "given twice; it takes one value")
+            raise argparse.ArgumentError(self, "given twice, but it takes one value")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
 
@@ -59,7 +59,7 @@ class StoreOnce(argparse.Action):
 
 @dataclass(frozen=True)
 class Command:
-    """A command as it was declared."""
+    """A declared command."""
 
     name: str
     run: Run
@@ -70,23 +70,28 @@ class Command:
 
 
 COMMANDS: list[Command] = []
-"""Every command, as the modules declare them."""
+"""All declared commands."""
 
 NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "verify", "keys", "export", "report")
-"""Modules of the commands, in the order of the help."""
+"""Modules that declare commands, in the order of the help."""
 
 GROUPS = {
-    "request": "Keep requests for erasure: open, list, show, close",
-    "suppression": "Keep out who was erased on request: use, show, apply",
-    "certificate": "Work with certificates of erasure: issue, sign, opening, stamp, show",
+    "request": "Manage requests for erasure: open, list, show, close",
+    "suppression": "Manage the suppression list, which keeps erased people out: use, show, apply",
+    "certificate": "Manage certificates of erasure: issue, sign, opening, stamp, show",
 }
-"""Commands that only have commands of their own."""
+"""Commands that consist of other commands."""
 
 
 def command(name: str, text: str, *options: Option, store: bool = True, changes: str = "") -> Callable[[Run], Run]:
-    """Declare a command: ``name`` is "remove" or "request open", ``text`` its help.
+    """Declare a command.
 
-    With ``store`` it works on a store, its first argument. ``changes``: the effect to report should its output be lost.
+    Args:
+        name: one or two words, such as "remove" or "request open".
+        text: the help; its first sentence is the summary in the list of commands.
+        options: functions that add options to the parser.
+        store: the first argument is a store.
+        changes: the effect to report if the output is lost.
     """
 
     def declare(run: Run) -> Run:
@@ -97,7 +102,7 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
 
 
 def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> None:
-    """Add every declared command, and list them in the help. ``others``: commands that are only listed, and what they do."""
+    """Add all declared commands and list them in the help. ``others``: commands that are only listed, with a summary."""
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     texts: dict[str, str] = {}
     groups: dict[str, Any] = {}
@@ -110,7 +115,7 @@ def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> Non
         texts[group or verb] = GROUPS.get(group, first)
         added = (groups[group] if group else commands).add_parser(verb, help=first, description=one.text)
         if one.store:
-            added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
+            added.add_argument("store", type=store_path, metavar="STORE", help="folder of the store")
         for add_option in one.options:
             add_option(added)
         if one.store:
@@ -126,7 +131,7 @@ def option(*names: str, **settings: Any) -> Option:
 
 
 def one_of(*options: Option, required: bool = False) -> Option:
-    """Declare options of which one may be given."""
+    """Declare options that exclude each other."""
 
     def add(parser: Any) -> None:
         group = parser.add_mutually_exclusive_group(required=required)
@@ -139,47 +144,64 @@ def one_of(*options: Option, required: bool = False) -> Option:
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
+def store_path(text: str) -> Path:
+    """Parse the folder of a store; an address such as s3://bucket/store is refused."""
+    scheme, mark, _ = text.partition("://")
+    if mark and scheme.isalnum():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder on this machine: a store must be on a local disk")
+    return Path(text)
+
+
 def seconds(text: str) -> float:
-    """A time that is not negative."""
+    """Parse a time that is not negative."""
     value = float(text)
     if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a million seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds between 0 and 1,000,000")
     return value
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
 
 
 def rho(text: str) -> float | str:
-    """A number, or the name of a way to choose it."""
+    """Parse a number, or the name of a method that chooses it."""
     return text if text in ("gcv", "kfold", "loo") else float(text)
 
 
 def grid(text: str) -> str:
-    """auto, none or LIMIT[:BITS]; ``as_grid`` makes a grid of it."""
+    """Check auto, none or LIMIT[:BITS]; ``as_grid`` converts the text later."""
     if text not in ("auto", "none"):
         limit, *bits = text.split(":")
-        _ = float(limit), [int(b) for b in bits]  # a ValueError is a wrong command line
+        _ = float(limit), [int(b) for b in bits]  # argparse reports a ValueError
     return text
 
 
 def class_weight(text: str) -> str | list[float]:
-    """The name of a rule, or one number for each class."""
+    """Parse the name of a rule, or one number for each class."""
     return text if text in ("balanced", "complement") else [float(part) for part in text.split(",")]
 
 
 def class_names(text: str) -> int | list[str]:
-    """A number of classes, or their names."""
+    """Parse a number of classes, their names, or @FILE with one name on each line."""
     if text.strip().isdecimal():
         return int(text)
-    names = [name.strip() for name in text.split(",")]
+    if text.startswith("@"):
+        try:
+            names = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError(f"cannot read the names of the classes: {error}") from None
+    else:
+        names = text.split(",")
+    names = [name.strip() for name in names]
     if len(names) < 2 or not all(names) or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor two or more different names with commas")
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r}: give a number, or two or more different names, separated by commas or one per line in @FILE"
+        )
     return names
 
 
@@ -194,23 +216,19 @@ TIMEOUT = option(
     "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for another writer (default: 30)"
 )
 SUBJECT = option("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
-ID = option("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
-EVENT = option(
-    "--event", metavar="E", help="id of the event; one that was applied before changes nothing (default: a random one)"
-)
+ID = option("--id", nargs="+", action="extend", metavar="I", help="samples with these ids")
+EVENT = option("--event", metavar="E", help="id of the event; an id is applied only once (default: a random id)")
 REQUEST = option(
-    "--request", metavar="R", help="the request this belongs to; without --subject and --id, all whom it names"
+    "--request", metavar="R", help="request that this answers; without --subject and --id, everything the request names"
 )
 SUPPRESSION_KEY = option(
     "--suppression-key",
     type=Path,
     metavar="FILE",
-    help="key of the store's suppression list (default: the variable TORCHLSSVM_SUPPRESSION_KEY)",
+    help="key of the suppression list (default: the file named by TORCHLSSVM_SUPPRESSION_KEY)",
 )
-BY_POSITION = option(
-    "--by-position", action="store_true", help="lists without ids: their first value is that of the first sample"
-)
+BY_POSITION = option("--by-position", action="store_true", help="lists without ids are in the order of the samples")
 FORCE = option("--force", action="store_true", help="overwrite an existing file")
 CLASS_WEIGHT = option(
-    "--class-weight", type=class_weight, metavar="W", help="balanced, complement, or one number for each class: 1,2.5"
+    "--class-weight", type=class_weight, metavar="W", help="balanced, complement, or one number per class: 1,2.5"
 )

@@ -1,4 +1,4 @@
-"""``torchlssvm certificate``: issue a certificate of erasure, sign it again, and write what others need beside it."""
+"""``torchlssvm certificate``: issue, sign, time-stamp and explain certificates of erasure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.cli.verify import add_checks, check_certificate, read_certificate_file
 from torchlssvm.wording import counted
 
-CERTIFICATE = option("certificate", type=Path, metavar="CERT", help="file of the certificate")
+CERTIFICATE = option("certificate", type=Path, metavar="CERT", help="certificate file")
 
 
 @command(
     "certificate issue",
     "Write a certificate of erasures.",
-    option("out", type=Path, metavar="OUT.json", help="the certificate"),
+    option("out", type=Path, metavar="OUT.json", help="certificate to write"),
     one_of(
-        option("--event", nargs="+", action="extend", metavar="E", help="erasures by their event ids, see history"),
+        option("--event", nargs="+", action="extend", metavar="E", help="event ids of the erasures (see history)"),
         option("--request", metavar="R", help="all erasures of a request"),
         required=True,
     ),
@@ -37,7 +37,7 @@ def issue(options: argparse.Namespace) -> int:
         if options.request is not None:
             request = store.requests.get(options.request)
             if not request.events:
-                raise ValueError(f"nothing was erased for the request {options.request!r} yet")
+                raise ValueError(f"nothing has been erased for the request {options.request!r}")
             events = [request.id, *request.events]
         certificate = store.certificate(events, key=key)
         certificate.save(options.out)
@@ -49,7 +49,7 @@ def issue(options: argparse.Namespace) -> int:
         "compacted": certificate.compacted,
     }
     how = "signed" if certificate.signatures else "not signed"
-    rest = "" if certificate.compacted else "; not compacted yet: the bytes may still be in the store's files"
+    rest = "" if certificate.compacted else "; not compacted: the store's files may still contain the bytes"
     return emit(
         options, said, f"{options.out}: certificate of {counted(certificate.erased, 'erased sample')}, {how}{rest}"
     )
@@ -57,15 +57,15 @@ def issue(options: argparse.Namespace) -> int:
 
 @command(
     "certificate sign",
-    "Add a signature to a certificate, for example with the key that takes over from the old one.",
+    "Add a signature to a certificate, for example with a new key.",
     CERTIFICATE,
-    option("out", type=Path, metavar="OUT.json", help="the certificate with one signature more"),
+    option("out", type=Path, metavar="OUT.json", help="signed certificate to write"),
     partial(SIGNING_KEY, required=True),
     store=False,
     changes="the certificate was written",
 )
 def sign(options: argparse.Namespace) -> int:
-    """Write the certificate with one signature more."""
+    """Write the certificate with one more signature."""
     from torchlssvm import audit
 
     check_output(options.out)
@@ -75,18 +75,20 @@ def sign(options: argparse.Namespace) -> int:
     signed.save(options.out)
     said = {"certificate": str(options.out), "signatures": len(signed.signatures), "key_id": audit.key_id(key)}
     return emit(
-        options, said, f"{options.out}: {len(signed.signatures)} signatures, the new one by sha256:{audit.key_id(key)}"
+        options,
+        said,
+        f"{options.out}: {counted(len(signed.signatures), 'signature')}, the new one by sha256:{audit.key_id(key)}",
     )
 
 
 @command(
     "certificate opening",
-    "Write the key with which others can check an exported head against a certificate without the store.",
-    option("out", type=Path, metavar="OUT.json", help="the opening, for verify --opening"),
+    "Write a key that lets others check an exported head against a certificate without the store.",
+    option("out", type=Path, metavar="OUT.json", help="key to write, for verify --opening"),
     changes="the opening was written",
 )
 def opening(options: argparse.Namespace) -> int:
-    """Write the opening of the present state, with a warning."""
+    """Write the opening of the current state, with a warning."""
     from torchlssvm.audit.certificate import OPENING_WARNING
     from torchlssvm.errors import StoreError
 
@@ -94,30 +96,30 @@ def opening(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store:
         made = store.opening()
         if made is None:
-            raise StoreError("there is no commitment to the present state: issue a certificate first")
+            raise StoreError("no certificate commits to the current state: issue one first")
         made.save(options.out)
         position = store.position
     warn(f"warning: {OPENING_WARNING}")
     said = {"opening": str(options.out), "position": position, "warning": OPENING_WARNING}
-    return emit(options, said, f"{options.out}: opens certificates of position {position}")
+    return emit(options, said, f"{options.out}: opens the certificates issued at position {position} of the journal")
 
 
 @command(
     "certificate stamp",
-    "Write the query for a time stamp (RFC 3161), or put the authority's response beside the certificate. Nothing is sent "
-    "from here.",
+    "Write a query for a time stamp (RFC 3161), or check the authority's response and store it next to the certificate. You "
+    "send the query yourself.",
     CERTIFICATE,
     one_of(
-        option("--query", type=Path, metavar="OUT.tsq", help="write the query, to be sent to an authority"),
-        option("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr"),
+        option("--query", type=Path, metavar="OUT.tsq", help="query to write; send it to a time stamp authority"),
+        option("--response", type=Path, metavar="FILE", help="response of the authority; written to CERT.tsr"),
         required=True,
     ),
-    option("--authority", type=Path, metavar="PEM", help="root certificate of the authority, which you trust"),
+    option("--authority", type=Path, metavar="PEM", help="root certificate of an authority that you trust"),
     store=False,
     changes="the file was written",
 )
 def stamp(options: argparse.Namespace) -> int:
-    """Write a request, or take in a response."""
+    """Write a query, or check and store a response."""
     from torchlssvm import audit
     from torchlssvm.audit.time_stamp import MAX_STAMP_BYTES
     from torchlssvm.untrusted import read_regular
@@ -126,11 +128,11 @@ def stamp(options: argparse.Namespace) -> int:
     audit.Certificate.from_json(data)
     if options.query is not None:
         if options.authority is not None:
-            raise UsageError("--authority goes with --response")
+            raise UsageError("--authority needs --response")
         check_output(options.query)
         options.query.write_bytes(audit.time_stamp_request(data))
         text = (
-            f"{options.query}: send it to a time stamp authority (it holds a hash of the certificate only), then: "
+            f"{options.query}: send it to a time stamp authority (it contains only a hash of the certificate), then run "
             f"torchlssvm certificate stamp {options.certificate} --response FILE --authority PEM"
         )
         return emit(options, {"query": str(options.query)}, text)
@@ -147,16 +149,17 @@ def stamp(options: argparse.Namespace) -> int:
 
 @command(
     "certificate show",
-    "Explain a certificate in plain words. With keys, a store or a receipt it is checked first, as verify does.",
+    "Explain a certificate in plain words. It is checked first against the keys, the store or the receipt that you give.",
     add_checks,
-    option("--html", type=Path, metavar="OUT.html", help="write a page to look at and to print"),
+    option("--html", type=Path, metavar="OUT.html", help="write an HTML page"),
     FORCE,
     store=False,
     changes="the page was written",
 )
 def show_certificate(options: argparse.Namespace) -> int:
-    """Print what a certificate says, and write the page."""
+    """Print what a certificate says, or write it as a page."""
     from torchlssvm import audit
+    from torchlssvm.audit.documents import write_private
     from torchlssvm.report.certificate_page import CertificateFacts, certificate_lines, certificate_page
 
     if options.html is not None:
@@ -178,7 +181,7 @@ def show_certificate(options: argparse.Namespace) -> int:
     }
     text = certificate_lines(facts)
     if options.html is not None:
-        options.html.write_text(certificate_page(facts), encoding="utf-8")
-        named = " The page names people, from the receipt." if receipt is not None else ""
+        write_private(options.html, certificate_page(facts).encode(), overwrite=options.force)
+        named = " The page names people from the receipt." if receipt is not None else ""
         text = [f"{options.html}: the certificate as a page. {facts.summary}{named}"]
     return emit(options, said, text)

@@ -1,4 +1,4 @@
-"""Exit codes, and output to the terminal: text or JSON on standard output, messages on standard error."""
+"""Exit codes, and output: results on standard output as text or JSON, messages on standard error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchlssvm.wording import printable
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
 INTERRUPTED = 130  # 128 plus the number of the signal, 2
-"""Exit codes of the command."""
+"""Exit codes."""
 
 EXTRA_OF_PACKAGE = {
     "cryptography": "audit", "rfc3161_client": "audit", "jinja2": "report", "matplotlib": "report",
-    "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
+    "pyarrow": "parquet", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
     "jsonargparse": "lightning", "sklearn": "sklearn",
 }  # fmt: skip
-"""Packages that a command may miss, and the extra that installs each."""
+"""Optional packages of commands, and the extra that installs each."""
 
 
 class OutputError(Exception):
@@ -31,17 +31,17 @@ class OutputError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line; for an OSError, the file and the reason."""
+    """Return the message of an error on one line. For an OSError that is the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return printable(f"{error.filename}: {error.strerror}")
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:
-    """Print a command's result as one JSON object or as text, and return OK.
+    """Print the result of a command, as one JSON object or as text, and return OK.
 
-    The OutputError says whether the change was made.
-    Give text that contains names from files as a list of its lines: a line break in a name is then escaped too.
+    If that fails, the OutputError says whether the change was made. Pass text that contains names from files as a list of
+    lines, so that line breaks in the names are escaped too.
     """
     lines = text if isinstance(text, str) else "\n".join(map(printable, text))
     try:
@@ -54,19 +54,19 @@ def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output and flush; OutputError when it is closed or full.
+    """Write to standard output and flush; OutputError if it is closed or full.
 
-    Control characters are escaped, except for line breaks and tabs: text from files cannot steer the terminal.
+    Control characters other than line breaks and tabs are escaped, so text from files cannot control the terminal.
     """
     text = printable(text, keep="\n\t")
     if sys.stdout is None:
         raise OutputError("standard output is closed")
     try:
         print(text, end=end, flush=True)
-    except UnicodeEncodeError:  # a terminal that has no such letters
+    except UnicodeEncodeError:  # a terminal without these letters
         print(text.encode("ascii", "backslashreplace").decode(), end=end, flush=True)
     except (OSError, ValueError) as error:  # ValueError: closed from within
-        with contextlib.suppress(OSError, ValueError):  # what is still in the buffer goes nowhere
+        with contextlib.suppress(OSError, ValueError):  # drop the rest of the buffer
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(getattr(error, "strerror", None) or str(error)) from None
 
@@ -79,16 +79,16 @@ def warn(text: str) -> None:
 
 
 def table(rows: dict[str, Any]) -> list[str]:
-    """Format names and values, one pair in a line."""
+    """Format names and values, one pair per line."""
     width = max(map(len, rows), default=0)
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
 @contextlib.contextmanager
 def progress(options: argparse.Namespace, doing: str, total: int | None = None) -> Iterator[Callable[[int], Any]]:
-    """Show a bar on stderr while the work goes on: on a terminal, without --json, and with tqdm installed.
+    """Show a progress bar on stderr if it is a terminal, tqdm is installed, and --json is not given.
 
-    Yields a function that counts samples as done. ``total``: their number, if it is known.
+    Yields a function that counts finished samples. ``total``: their number, if known.
     """
     shown = not options.json and sys.stderr is not None and sys.stderr.isatty() and find_spec("tqdm") is not None
     if not shown:
@@ -99,7 +99,7 @@ def progress(options: argparse.Namespace, doing: str, total: int | None = None) 
     layout = "{desc} ... {elapsed}"
     if total is not None:
         layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}, {remaining} left"
-    width, height = shutil.get_terminal_size()  # tqdm shows nothing where a terminal does not tell its size
+    width, height = shutil.get_terminal_size()  # tqdm shows nothing if the terminal does not report its size
     size = {"ncols": width - 1, "nrows": height}
     with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, bar_format=layout, **size) as bar:
         yield bar.update

@@ -22,7 +22,7 @@ from torchlssvm.cli.arguments import (
 )
 from torchlssvm.cli.console import BUSY, OK, emit, one_line, progress, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key
-from torchlssvm.cli.samples import check_width, read_file, receipts_to_json
+from torchlssvm.cli.samples import read_file, receipts_to_json
 from torchlssvm.cli.store import compaction_text, compaction_to_json
 from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters that a file is not named with; each run of them becomes a dash."""
+"""Characters that do not appear in file names; each run of them becomes a dash."""
 
 
 def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[list[str], list[str]]:
-    """Return the subjects and the ids that are named, or that are held of a request."""
+    """Return the subjects and ids that are named, or that the store has of a request."""
     from torchlssvm.store.erasure.erasure import held_of_request
 
     if options.subject is not None or options.id is not None:
         return list(dict.fromkeys(options.subject or ())), list(dict.fromkeys(options.id or ()))
     if options.request is None:
-        raise UsageError("one of the arguments --subject --id --request is required")
+        raise UsageError("give --subject, --id or --request")
     return held_of_request(store, options.request)
 
 
@@ -52,15 +52,15 @@ def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[l
 
 @command(
     "preview",
-    "Show the effect of a removal without removing anything.",
+    "Show what a removal would change, without removing anything.",
     one_of(SUBJECT, ID),
     REQUEST,
-    option("--features", type=Path, metavar="FILE", help="data to judge by: .npy, .pt or .csv"),
-    option("--labels", metavar="FILE|COLUMN", help="labels of that data, for the accuracy"),
+    option("--features", type=Path, metavar="FILE", help="test data: a .npy, .pt, .csv or .parquet file"),
+    option("--labels", metavar="FILE|COLUMN", help="labels of the test data, for the accuracy"),
     BY_POSITION,
 )
 def preview(options: argparse.Namespace) -> int:
-    """Print the number of samples, predictions and the accuracy that a removal would change."""
+    """Print how many samples and predictions a removal would change, and the accuracy before and after."""
     import torch
 
     from torchlssvm.events import Remove
@@ -73,23 +73,22 @@ def preview(options: argparse.Namespace) -> int:
         x = y = None
         if options.features is not None:
             samples = read_file(options, store)
-            check_width(samples, store)
             x = torch.cat([x.to(torch.float64) for _, _, x, _, _ in samples.batches(8192)])
             y = None if samples.y is None else torch.as_tensor(samples.y)
             if y is not None and y.ndim != 1:
-                raise ValueError(f"the accuracy needs one label for each sample, got {tuple(y.shape)}")
+                raise ValueError(f"the accuracy needs one label per sample, got labels of shape {tuple(y.shape)}")
         with progress(options, "previewing"):
             found = store.preview(events, x, y)
         if options.request is not None:
             store.requests.take_step(options.request, "previewed")
-    lines = [f"{found.samples} samples would go, {found.remaining} would stay"]
+    lines = [f"{counted(found.samples, 'sample')} would be removed, {found.remaining:,} would remain"]
     if x is not None:
         lines.append(f"{found.flips} of {len(x)} predictions would change")
     if found.accuracy_before is not None:
-        after = "nothing to predict from" if found.accuracy_after is None else f"{found.accuracy_after:.2%}"
-        lines.append(f"accuracy: {found.accuracy_before:.2%} now, {after} afterwards")
+        after = "no samples left to predict from" if found.accuracy_after is None else f"{found.accuracy_after:.2%}"
+        lines.append(f"accuracy: {found.accuracy_before:.2%} before, {after} after")
     if options.request is not None:
-        lines.append(f"nothing is erased yet; next: torchlssvm remove {options.store} --request {options.request}")
+        lines.append(f"nothing has been erased; next: torchlssvm remove {options.store} --request {options.request}")
     return emit(options, asdict(found), lines)
 
 
@@ -104,18 +103,18 @@ def preview(options: argparse.Namespace) -> int:
     REQUEST,
     option("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure"),
     SIGNING_KEY,
-    option("--compact", action="store_true", help="also destroy the bytes, see compact"),
+    option("--compact", action="store_true", help="also destroy the bytes (see compact)"),
     option(
         "--receipt",
         type=Path,
         metavar="FILE",
-        help="file of the receipt (default: beside the certificate, or in the folder STORE.receipts)",
+        help="receipt to write (default: next to the certificate, or in the folder STORE.receipts)",
     ),
     SUPPRESSION_KEY,
     changes="the samples were removed",
 )
 def remove(options: argparse.Namespace) -> int:
-    """Remove, write the receipt, compact, certify; run again after a crash it does what is missing."""
+    """Remove, write the receipt, compact, certify. After a crash, the same command completes the missing steps."""
     from torchlssvm.events import new_event_id
 
     if options.key is not None and options.certificate is None:
@@ -125,7 +124,7 @@ def remove(options: argparse.Namespace) -> int:
         subjects, ids = samples_to_erase(options, store)
         targets = [*subjects, *(["by id"] if ids else [])]
         if options.event is not None and len(targets) > 1:
-            raise UsageError("--event goes with one subject: each subject is an event of its own")
+            raise UsageError("--event needs a single subject: every subject is a separate event")
         event = options.event or (new_event_id() if len(targets) == 1 else None)
         out = receipt_path(options, options.request or event or new_event_id())
         named = (
@@ -141,25 +140,25 @@ def remove(options: argparse.Namespace) -> int:
         said = erasure_to_json(done, store)
         text = [erased_text(name, result) for name, result in zip(targets, done.results, strict=True)]
         if not done.results:
-            text.append(f"the samples of request {options.request} were erased before; what was missing is done now")
+            text.append(f"the samples of request {options.request} were erased earlier; the missing steps are done now")
         if done.samples:
             text.append(protection_text(store, options.request, done.samples, len(subjects)))
         if done.still_held:
-            text.append(f"request {options.request} is not done: samples are held of {listed(done.still_held)}")
-        text.append(receipt_text(done.receipt) if done.receipt else "no receipt is written: there was one before")
+            text.append(f"request {options.request} is not finished: the store still has {listed(done.still_held)}")
+        text.append(receipt_text(done.receipt) if done.receipt else "no receipt written: it was written earlier")
         if done.compaction is not None:
             text.append(compaction_text(done.compaction))
         if done.certificate is not None:
             how = "signed" if done.certificate.signatures else "not signed"
-            compacted = str(done.certificate.compacted).lower()
-            text.append(f"certificate: {options.certificate} ({how}, compacted: {compacted})")
+            gone = "bytes destroyed" if done.certificate.compacted else "bytes not yet destroyed"
+            text.append(f"certificate: {options.certificate} ({how}, {gone})")
             said |= {"certificate": str(options.certificate), "signed": bool(done.certificate.signatures)}
         if not said["compacted"]:
             text.append(
-                f"the bytes may still be in the files of the store: torchlssvm compact {options.store} destroys them"
+                f"the store's files may still contain the bytes: destroy them with torchlssvm compact {options.store}"
             )
     if done.unfinished is not None:
-        warn(f"torchlssvm: error: the samples are removed, but: {one_line(done.unfinished)}")
+        warn(f"torchlssvm: error: the samples were removed, but not everything is done: {one_line(done.unfinished)}")
     emit(options, said, text)
     return OK if done.unfinished is None else BUSY
 
@@ -178,22 +177,22 @@ def erasure_to_json(done: Erasure, store: SampleStore) -> dict[str, Any]:
 
 
 def erased_text(name: str, result: EventResult) -> str:
-    """Say what a removal did."""
-    done = "erased" if result.applied else "were erased before, nothing was changed"
+    """Describe the effect of a removal."""
+    done = "erased" if result.applied else "erased earlier, nothing changed"
     return f"{name}: {counted(result.samples, 'sample')} {done} (event {result.event_id})"
 
 
 def protection_text(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:
-    """Say if erased samples can be added again."""
+    """Say whether the erased samples can be added again."""
     if store.suppression.path is None:
         return (
-            "no suppression list is in use: the same samples could be added again "
+            "the same samples could be added again: to prevent that, use a suppression list "
             f"(torchlssvm suppression use {store.path} --list FILE)"
         )
     if request is None:
-        return "not entered in the suppression list, since this belongs to no request: the same samples could be added again"
+        return "the same samples could be added again: only erasures for a --request enter the suppression list"
     whose = f" and {counted(subjects, 'subject')}" if subjects else ""
-    return f"{counted(samples, 'sample')}{whose} entered in the suppression list: they cannot be added again"
+    return f"{counted(samples, 'sample')}{whose} entered in the suppression list and cannot be added again"
 
 
 # -- receipts ----------------------------------------------------------------------------------------------------------
@@ -201,12 +200,12 @@ def protection_text(store: SampleStore, request: str | None, samples: int, subje
 
 @command(
     "receipt",
-    "Write the receipt of erasures that have none. They may lack one after a crash; until a store is compacted a receipt can "
-    "be written again with --request or --event.",
-    option("--out", type=Path, required=True, metavar="FILE", help="file of the receipt, outside the store"),
+    "Write the receipt of erasures that have none, for example after a crash. Until the store is compacted, a receipt can be "
+    "written again with --request or --event.",
+    option("--out", type=Path, required=True, metavar="FILE", help="receipt to write, outside the store"),
     one_of(
         option("--request", metavar="R", help="all erasures of this request"),
-        option("--event", nargs="+", action="extend", metavar="E", help="erasures by their event ids, see history"),
+        option("--event", nargs="+", action="extend", metavar="E", help="event ids of the erasures (see history)"),
     ),
     changes="the receipt was written",
 )
@@ -219,7 +218,7 @@ def receipt(options: argparse.Namespace) -> int:
         else:
             events = options.event or store.receipts.unwritten()
         if not events:
-            raise ValueError("no receipt is waiting to be written")
+            raise ValueError("every erasure has its receipt")
         said = {"receipt": str(options.out), "events": list(events), "samples": store.receipt(events).samples}
         store.write_receipt(events, options.out)
         text = receipt_text(options.out)
@@ -227,7 +226,7 @@ def receipt(options: argparse.Namespace) -> int:
 
 
 def receipt_path(options: argparse.Namespace, name: str) -> Path:
-    """Path of a receipt: as asked for, beside the certificate, or in the folder STORE.receipts, which is made."""
+    """Return the path of the receipt: as given, next to the certificate, or in the folder STORE.receipts."""
     out: Path
     if options.receipt is not None:
         out = options.receipt
@@ -242,8 +241,8 @@ def receipt_path(options: argparse.Namespace, name: str) -> Path:
 
 
 def receipt_text(path: Path) -> str:
-    """Say where a receipt is, and what to do with it."""
+    """Say where the receipt is and what to do with it."""
     return (
-        f"receipt: {path} (it tells whom the erasure was about: keep it apart from the store, and destroy it when the answer "
-        "can no longer be questioned)"
+        f"receipt: {path} (it names the erased: keep it away from the store, and destroy it when nobody can question the "
+        "answer)"
     )

@@ -1,4 +1,4 @@
-"""``export``: the head or the samples of a store as a file, and the file of a head that ``verify --head`` reads."""
+"""``export``: write the head or the samples of a store to a file; load an exported head for ``verify --exported-head``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.cli.arguments import FORCE, UsageError, command, option
 from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.linear import LinearHead
@@ -21,22 +22,24 @@ EXPORT_FORMAT = "torchlssvm-export-1"
 
 @command(
     "export",
-    "Write the head, or the samples, to a file. That file is listed in certificates of later erasures.",
+    "Write the head or the samples to a file. Only you can read the file; certificates of later erasures list it.",
     option("out", type=Path, metavar="OUT", help="file to write"),
-    option("--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"),
+    option("--format", choices=("pt", "jsonl"), default="pt", help="pt: the head (default); jsonl: the samples"),
     FORCE,
     changes="the file was written",
 )
 def export(options: argparse.Namespace) -> int:
-    """Write a temporary file and rename it, so that the file is there as a whole or not at all."""
+    """Write a temporary file and rename it, so that the file is complete or does not exist."""
     if options.out.suffix == ".jsonl" and options.format == "pt":
-        raise UsageError("samples are written with --format jsonl")
+        raise UsageError("give --format jsonl to export samples")
     check_output(options.out, options.store, options.force)
     temporary = options.out.with_name(options.out.name + ".tmp")
     with watched_store(options, "writing", readonly=False) as store:
-        for path in (temporary, options.out):  # first: a file that holds samples is never unknown
+        for path in (temporary, options.out):  # first, so that no file with samples is ever unknown
             store.register_checkpoint(path)
         said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
+        temporary.unlink(missing_ok=True)  # of an earlier crash, perhaps with other permissions
+        temporary.touch(mode=0o600)
         try:
             said["samples"] = (
                 write_head(store, temporary) if options.format == "pt" else write_samples(store, temporary)
@@ -46,11 +49,13 @@ def export(options: argparse.Namespace) -> int:
         finally:
             temporary.unlink(missing_ok=True)
     what = "the head" if options.format == "pt" else "the samples"
-    return emit(options, said, f"{options.out}: {what} at position {said['position']}, {said['samples']} samples")
+    return emit(
+        options, said, f"{options.out}: {what} at event {said['position']}, {counted(said['samples'], 'sample')}"
+    )
 
 
 def write_samples(store: SampleStore, path: Path) -> int:
-    """Write one JSON object a line for each sample; return their number."""
+    """Write one line of JSON per sample; return the number of samples."""
     written = 0
     with open(path, "w", encoding="utf-8") as file:
         for rows in store.batches():
@@ -67,7 +72,7 @@ def write_samples(store: SampleStore, path: Path) -> int:
 
 
 def write_head(store: SampleStore, path: Path) -> int:
-    """Write options and state_dict as plain data, for ``torch.load(path, weights_only=True)``; return the number of samples."""
+    """Write options and state_dict for ``torch.load(path, weights_only=True)``; return the number of samples."""
     import torch
 
     head = store.head
@@ -76,13 +81,13 @@ def write_head(store: SampleStore, path: Path) -> int:
     out["head"] = type(head).__name__
     try:
         torch.save(out, path)
-    except RuntimeError as error:  # torch's writer: no such folder, no room
+    except RuntimeError as error:  # torch raises it for a missing folder or a full disk
         raise OSError(f"{path} cannot be written: {error}") from error
     return len(store)
 
 
 def load_head(path: Path) -> LinearHead:
-    """Load a head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
+    """Load a head that ``export`` wrote. The w, b, C and P in the file must be the ones that the loaded head computes with."""
     from torchlssvm import LSSVMHead, VerificationError
     from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt
@@ -105,7 +110,7 @@ def load_head(path: Path) -> LinearHead:
             if name in ("w", "b", "C", "P") and not value.allclose(
                 given, WEIGHT_TOLERANCE, WEIGHT_TOLERANCE * float(value.abs().max())
             ):
-                raise VerificationError(f"{name} in {path} is not what the head there computes with")
+                raise VerificationError(f"{name} in {path} differs from the value that the head computes with")
     except (AttributeError, KeyError, RecursionError, RuntimeError, StoreError, TypeError, ValueError) as error:
-        raise VerificationError(f"{path} does not hold a head that can be loaded: {str(error)[:500]}") from error
+        raise VerificationError(f"{path} does not contain a valid head: {str(error)[:500]}") from error
     return head

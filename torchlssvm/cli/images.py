@@ -1,4 +1,4 @@
-"""Features of photographs from a torchvision network: the class is the sub-folder, the id the path below the folder."""
+"""Image folders, and the network that computes features from images."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEFAULT_WEIGHTS = "default"
 
 
 class Backbone:
-    """A classifier of torchvision without its last layer, the preprocessing of its default weights, and their fingerprint.
+    """A torchvision network without its last layer, the preprocessing of its default weights, and the fingerprint of both.
 
     Args:
-        name: as torchvision calls it, e.g. ``mobilenet_v2``.
-        weights: a file with the network's state_dict (with or without the last layer), or ``"default"``: torchvision's.
+        name: torchvision's name of the network, e.g. ``mobilenet_v2``.
+        weights: a file with the network's state_dict (with or without the last layer), or ``"default"`` for torchvision's.
         num_classes, head, options: as for :func:`torchlssvm.attach`.
     """
 
@@ -36,30 +36,31 @@ class Backbone:
 
 
 class ImageFolder:
-    """The photographs of a folder, as samples with the features that a network makes of them.
+    """The images of a folder, as samples with the features that a network computes.
+
+    The id of an image is its path below the folder. Its class is the sub-folder it is in, if the images are labelled.
 
     Args:
-        folder: the class of an image is the sub-folder it is in, its id the path below the folder.
+        folder: the folder, or a single image.
         subjects: a file with the subject of each image; see :func:`~torchlssvm.cli.sample_files.read_column`.
         by_position: that file is a list in the order of the paths.
+        labelled: every image must be in the sub-folder of its class.
     """
 
     tolerance = 1e-3
-    """Features computed again may differ in their last bits."""
+    """Features that are computed again may differ in their last bits."""
 
-    def __init__(self, folder: Path, subjects: str | None = None, by_position: bool = False):
-        self.folder = folder
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder")
-        images = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-        self.paths = sorted(p for p in images if not any(s.startswith(".") for s in p.relative_to(folder).parts))
-        if not self.paths:
-            raise ValueError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    def __init__(self, folder: Path, subjects: str | None = None, by_position: bool = False, labelled: bool = True):
+        self.path, self.paths = folder, [folder]
+        if labelled or not folder.is_file():
+            self.paths = find_images(folder)
+        base = folder if folder.is_dir() else folder.parent
+        self.ids = [p.relative_to(base).as_posix() for p in self.paths]
         loose = next((p for p in self.paths if p.parent == folder), None)
-        if loose is not None:
-            raise ValueError(f"{loose} is in no sub-folder: the class of an image is the name of its sub-folder")
-        self.ids = [p.relative_to(folder).as_posix() for p in self.paths]
+        if labelled and loose is not None:
+            raise ValueError(f"{loose} is not in a sub-folder: the name of the sub-folder is the class of the image")
         self.class_names = [i.partition("/")[0] for i in self.ids]
+        self.y: list[int] | None = None
         self.subjects = None
         if subjects is not None:
             self.subjects = as_subjects(read_column(Path(subjects), "subject", self.ids, folder, by_position))
@@ -67,10 +68,10 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def use(self, backbone: Backbone, label_of: Callable[[str], int]) -> ImageFolder:
-        """Set the network that makes features of images, and the label that the name of a class stands for."""
+    def use(self, backbone: Backbone, label_of: Callable[[str], int] | None) -> ImageFolder:
+        """Set the network that computes features, and the function from class names to labels (None: no labels)."""
         self.backbone, self.width = backbone, backbone.classifier.in_features
-        self.y = [label_of(name) for name in self.class_names]
+        self.y = None if label_of is None else [label_of(name) for name in self.class_names]
         return self
 
     def batches(self, size: int) -> Iterator[Batch]:
@@ -80,7 +81,8 @@ class ImageFolder:
             ids = self.ids[part]
             x = self.backbone.classifier.features(torch.stack([self._read(p) for p in self.paths[part]]))
             subjects = None if self.subjects is None else self.subjects[part]
-            yield f"{self.folder}, {ids[0]} to {ids[-1]}", ids, x, self.y[part], subjects
+            y = None if self.y is None else self.y[part]
+            yield f"{self.path}, {ids[0]} to {ids[-1]}", ids, x, y, subjects
 
     def _read(self, path: Path) -> torch.Tensor:
         from PIL import Image
@@ -89,4 +91,15 @@ class ImageFolder:
             with Image.open(path) as image:
                 return self.backbone.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
         except Exception as error:  # the readers of image formats raise errors of many kinds
-            raise ValueError(f"{path} is no image that can be read: {error}") from None
+            raise ValueError(f"{path} cannot be read as an image: {error}") from None
+
+
+def find_images(folder: Path) -> list[Path]:
+    """List the images in a folder and its sub-folders, sorted. Hidden files and folders are left out."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    images = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    found = sorted(p for p in images if not any(s.startswith(".") for s in p.relative_to(folder).parts))
+    if not found:
+        raise ValueError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return found

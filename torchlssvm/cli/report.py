@@ -1,4 +1,4 @@
-"""``report``: one HTML page about a store; ``demo``: learn, correct, erase and verify on data that ships with scikit-learn."""
+"""``report``: one HTML page about a store. ``demo``: learn, correct, erase and verify on scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torchlssvm.wording import counted
 
 @command(
     "report",
-    "Write one HTML page about the store. Erasures, requests and pending work come first; then accuracy, calibration, rho, "
-    "suspicious and harmful samples, events.",
+    "Write an HTML page about the store. It starts with requests, erasures and open tasks, and goes on with accuracy, "
+    "calibration, rho, suspicious labels, harmful samples and events.",
     option(
         "--out",
         type=Path,
         default=Path("torchlssvm_report.html"),
         metavar="FILE",
-        help="the page (default: %(default)s)",
+        help="page to write (default: %(default)s)",
     ),
     option(
         "--images",
         type=Path,
         metavar="PATH",
-        help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
+        help="pictures of the samples: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
     ),
-    option("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder"),
+    option("--certificates", type=Path, metavar="DIR", help="list the certificates in this folder"),
     FORCE,
     option("--title", metavar="TEXT", help="title of the page"),
-    option("--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"),
+    option("--count", type=count, default=24, metavar="N", help="samples per list (default: %(default)s)"),
     changes="the page was written",
 )
 def report(options: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> int:
 
     check_output(options.out, options.store, options.force)
     with watched_store(options, "reporting", readonly=False, passes=PASSES) as store:
-        # It shows samples: certificates name it once it is older than an erasure.
+        # The page shows samples, so certificates of later erasures list it.
         store.register_checkpoint(options.out)
         try:
             found = write_report(
@@ -70,7 +70,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def parse_seed(text: str) -> int:
-    """Parse a seed that every random generator takes."""
+    """Parse a seed that all random generators accept."""
     value = int(text)
     if not 0 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2^63 - 1")
@@ -79,10 +79,10 @@ def parse_seed(text: str) -> int:
 
 @command(
     "demo",
-    "See it all at work on digits. The demo learns digits with wrong labels, finds and corrects them, erases a user, and "
-    "verifies that nothing is left.",
-    option("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)"),
-    option("--seed", type=parse_seed, default=0, metavar="N", help="seed of all random numbers (default: 0)"),
+    "Show the main features on scikit-learn's digits. The demo learns digits with wrong labels, finds and corrects them, "
+    "erases a user, and verifies the erasure.",
+    option("--out", type=Path, default=Path(), metavar="DIR", help="folder for the picture (default: .)"),
+    option("--seed", type=parse_seed, default=0, metavar="N", help="seed of the random numbers (default: 0)"),
     store=False,
 )
 def demo(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``torchlssvm request``: requests for erasure, from the day they arrive until they are answered."""
+"""``torchlssvm request``: requests for erasure, from the day they arrive to the answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchlssvm.store import ErasureRequest, SampleStore
 
 STEP_WORDS = {
-    "received": "entered here",
-    "previewed": "effect looked at",
+    "received": "entered",
+    "previewed": "previewed",
     "erased": "samples erased",
     "compacted": "bytes destroyed",
     "certified": "certificate written",
@@ -24,27 +24,29 @@ STEP_WORDS = {
 }
 STATE_WORDS = STEP_WORDS | {
     "received": "received",
-    "erased": "erased, bytes still to be destroyed",
+    "erased": "erased, bytes not yet destroyed",
     "compacted": "erased, bytes destroyed",
     "certified": "erased and certified",
 }
-REQUEST_ID = option("request", metavar="REQUEST", help="id of the request, see request list")
+REQUEST_ID = option("request", metavar="REQUEST", help="id of the request (see request list)")
 
 
 @command(
     "request open",
     "Open a request.",
-    option("--request", metavar="R", help="id of the request, without names: it is kept for good (default: a new one)"),
+    option(
+        "--request", metavar="R", help="id of the request; it is kept forever, so do not use a name (default: a new id)"
+    ),
     SUBJECT,
     ID,
-    option("--received", metavar="DAY", help="when it arrived, e.g. 2026-05-31 (default: now)"),
-    option("--due", metavar="DAY", help="last day to answer (default: one month after it arrived)"),
-    option("--reason", default="", metavar="TEXT", help="legal basis or reason, without names"),
-    option("--operator", default="", metavar="TEXT", help="who works on it"),
+    option("--received", metavar="DAY", help="day it arrived, e.g. 2026-05-31 (default: today)"),
+    option("--due", metavar="DAY", help="last day for the answer (default: one month after it arrived)"),
+    option("--reason", default="", metavar="TEXT", help="legal basis or reason; do not use names"),
+    option("--operator", default="", metavar="TEXT", help="person who handles it"),
     changes="the request was opened",
 )
 def open_request(options: argparse.Namespace) -> int:
-    """Open a request for subjects, samples or both."""
+    """Open a request that names subjects, samples or both."""
     with open_store(options) as store:
         made = store.requests.open(
             options.subject or [],
@@ -57,16 +59,16 @@ def open_request(options: argparse.Namespace) -> int:
         )
         said = request_to_json(made) | {"held": held_names(store, made)}
         known = store.subjects()
-    lines = [f"request {made.id}: received on {made.received[:10]}, an answer is due by {made.due} ({time_left(made)})"]
-    lines += [f"  {name}: {counted(n, 'sample')} held" for name, n in said["held"].items()]
+    lines = [f"request {made.id}: received on {made.received[:10]}, due on {made.due} ({time_left(made)})"]
+    lines += [f"  {name}: {counted(n, 'sample')}" for name, n in said["held"].items()]
     lines += [f"  {line}" for name, n in said["held"].items() if not n for line in look_alikes(known, name)]
     lines.append(f"next: torchlssvm preview {options.store} --request {made.id}")
     return emit(options, said, lines)
 
 
-@command("request list", "List all requests: overdue ones first, then by the day they are due.")
+@command("request list", "List all requests: overdue ones first, then by due date.")
 def list_requests(options: argparse.Namespace) -> int:
-    """Print all requests, one in a line."""
+    """Print all requests, one per line."""
     with open_store(options, readonly=True) as store:
         found = store.requests.all()
     width = max((len(r.id) for r in found), default=0)
@@ -78,20 +80,20 @@ def list_requests(options: argparse.Namespace) -> int:
     return emit(options, said, lines or "no requests")
 
 
-@command("request show", "Show one request and the steps that were taken.", REQUEST_ID)
+@command("request show", "Show one request and the steps taken.", REQUEST_ID)
 def show_request(options: argparse.Namespace) -> int:
     """Print one request."""
     with open_store(options, readonly=True) as store, store.view():
         found = store.requests.get(options.request)
         said = request_to_json(found) | {"held": held_names(store, found)}
-    about = ", ".join(f"{name} ({counted(n, 'sample')} held)" for name, n in said["held"].items())
-    forgotten = "names are no longer kept here: the receipt has them"
+    about = ", ".join(f"{name} ({counted(n, 'sample')})" for name, n in said["held"].items())
+    forgotten = "no longer kept here; see the receipt"
     rows: dict[str, Any] = {
         "request": found.id,
         "state": STATE_WORDS[found.state],
-        "about": about or f"{counted(len(found.names), 'name')}; {forgotten}",
+        "about": about or f"{counted(len(found.names), 'name')}, {forgotten}",
         "received": found.received[:10],
-        "due by": f"{found.due} ({time_left(found)})",
+        "due": f"{found.due} ({time_left(found)})",
         "reason": found.reason,
         "operator": found.operator,
         "answer": found.answer,
@@ -102,10 +104,10 @@ def show_request(options: argparse.Namespace) -> int:
 
 @command(
     "request close",
-    "Note that a request was answered.",
+    "Record that a request was answered.",
     REQUEST_ID,
     option(
-        "--answer", default="", metavar="TEXT", help="why it ends, if nothing was erased and certified; without names"
+        "--answer", default="", metavar="TEXT", help="the answer, if nothing was erased and certified; do not use names"
     ),
     changes="the request was closed",
 )
@@ -114,20 +116,20 @@ def close_request(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         closed = store.requests.close(options.request, options.answer)
     late = -closed.days_left
-    after = f", {counted(late, 'day')} after it was due" if late > 0 else ""
+    after = f", {counted(late, 'day')} late" if late > 0 else ""
     return emit(
         options, request_to_json(closed), f"request {closed.id}: answered on {closed.steps['answered'][:10]}{after}"
     )
 
 
 def held_names(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
-    """The names of a request that are still kept, and the number of samples held of each."""
+    """Return the names in a request that the store still keeps, with the number of samples of each."""
     counts = {s: len(store.find(subject=s)) for s in request.named("subject")}
     return counts | {i: int(i in store) for i in request.named("id")}
 
 
 def time_left(request: ErasureRequest) -> str:
-    """The time until an answer is due, in words."""
+    """Return the time left for the answer, in words."""
     if not request.open:
         return f"answered {request.steps['answered'][:10]}"
     days = request.days_left
@@ -137,7 +139,7 @@ def time_left(request: ErasureRequest) -> str:
 
 
 def request_to_json(request: ErasureRequest) -> dict[str, Any]:
-    """Convert a request to primitives, without nonces; its steps in the order they were taken."""
+    """Convert a request to primitives, without nonces. The steps are in the order in which they were taken."""
     names = ("id", "state", "received", "due", "overdue", "reason", "operator", "events", "answer")
     said = {name: getattr(request, name) for name in names}
     said["names"] = [{"kind": n.kind, "name": n.name, "commitment": n.commitment} for n in request.names]

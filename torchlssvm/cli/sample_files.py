@@ -1,4 +1,4 @@
-"""Samples from files: :func:`read_samples` for .npy, .pt and CSV. A file that cannot be read is a ValueError that names it."""
+"""Samples from .npy, .pt, CSV and Parquet files. A file that cannot be read raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
 
 Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
-"""Where samples come from, for messages; their ids, features (B, J), labels and subjects."""
+"""The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
 
 
 @dataclass(frozen=True)
 class SampleFile:
-    """The samples of a file. Features of a .npy file stay on the disk until a batch is read."""
+    """The samples of a file. The features of a .npy file stay on the disk until a batch is read."""
 
     path: Path
     x: np.ndarray[Any, Any] | Tensor  # (n, J)
@@ -37,7 +37,7 @@ class SampleFile:
     subjects: list[str | None] | None
 
     tolerance: ClassVar[float] = 0.0
-    """Largest relative difference of a sample's features when it is read again."""
+    """Largest relative difference allowed when the same sample is read again."""
 
     @property
     def width(self) -> int:
@@ -48,7 +48,7 @@ class SampleFile:
         return len(self.x)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield all samples, ``size`` at a time. Ids are ``<file name>:<row from 0>`` unless there are others."""
+        """Yield all samples, ``size`` at a time. The default ids are ``<file name>:<row from 0>``."""
         for start in range(0, len(self), size):
             part = slice(start, min(start + size, len(self)))
             ids = default_ids(self.path, part) if self.ids is None else self.ids[part]
@@ -58,7 +58,7 @@ class SampleFile:
 
 
 def default_ids(path: Path, part: slice) -> list[str]:
-    """Ids of samples that were given none."""
+    """Ids for samples without ids of their own."""
     return [f"{path.name}:{i}" for i in range(part.start, part.stop)]
 
 
@@ -71,28 +71,30 @@ def read_samples(
     subjects: str | None = None,
     by_position: bool = False,
 ) -> SampleFile:
-    """Read a .npy, .pt or CSV file of features.
+    """Read a file of features.
 
     Args:
-        path: the file.
-        label_of: the label that a text stands for; ValueError if there is none.
-        labels: a file, or a column of the CSV by name or by number (from 0, or from the end if negative).
+        path: a .npy or .pt file with an array (n, J), a CSV file (.csv, .csv.gz) or a Parquet file.
+        label_of: returns the label of a class name, or raises ValueError.
+        labels: a file, or a column of the table by name or by number (from 0; negative numbers count from the end).
         ids: likewise.
         subjects: likewise.
-        by_position: a list without ids is in the order of the samples.
+        by_position: lists without ids are in the order of the samples.
     """
     named = {"id": ids, "label": labels, "subject": subjects}
     lines: list[int] = []
     columns: dict[str, Values] = {}
     x: np.ndarray[Any, Any] | Tensor
-    if is_table(path):
+    if path.suffix == ".parquet":
+        x, columns = read_parquet(path, named)
+    elif is_table(path):
         x, columns, lines = read_table(path, named)
     elif path.suffix in (".npy", ".pt"):
         x = load_matrix(path)
     else:
-        raise ValueError(f"{path}: features are read from .npy, .pt, .csv and .csv.gz files")
+        raise ValueError(f"{path}: features must be in a .npy, .pt, .csv, .csv.gz or .parquet file")
     if not len(x):
-        raise ValueError(f"{path} holds no samples")
+        raise ValueError(f"{path} contains no samples")
     in_table = set(columns)
     for name, value in named.items():  # ids first: the others may go by them
         if value is not None and name not in columns:
@@ -101,14 +103,14 @@ def read_samples(
             columns[name] = read_column(Path(value), name, keys, path, by_position)
     y: Any = columns.get("label")
     if isinstance(y, list):
-        places = [f"{path}, line {n}" for n in lines] if "label" in in_table else [str(labels)] * len(y)
+        places = [f"{path}, line {n}" for n in lines] if "label" in in_table and lines else [str(labels)] * len(y)
         y = [to_label(text, place, label_of) for text, place in zip(y, places, strict=True)]
     keys_given = None if "id" not in columns else as_texts(columns["id"])
     return SampleFile(path, x, y, keys_given, as_subjects(columns.get("subject")))
 
 
 def to_label(text: str, place: str, label_of: Callable[[str], int]) -> int:
-    """The label that a text stands for; the ValueError says where it stands."""
+    """Return the label of a class name; the ValueError says where the name was found."""
     try:
         return label_of(text)
     except ValueError as error:
@@ -129,8 +131,8 @@ def as_subjects(values: Values | None) -> list[str | None] | None:
 
 
 def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
-    """Load an array; ``mapped``: read from the disk as it is needed."""
-    path.stat()  # a missing file is an OSError that says so
+    """Load an array. ``mapped``: leave it on the disk and read parts as they are needed."""
+    path.stat()  # raises the OSError of a missing file
     try:
         if mapped:
             return np.lib.format.open_memmap(path, mode="r")
@@ -139,7 +141,7 @@ def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
     except OSError:
         raise
     except Exception as error:  # numpy's parser of the header raises errors of many kinds
-        raise ValueError(f"{path} is no .npy file, or not all of one: {error}") from None
+        raise ValueError(f"{path} is not a complete .npy file: {error}") from None
 
 
 def load_matrix(path: Path) -> np.ndarray[Any, Any] | Tensor:
@@ -151,9 +153,9 @@ def load_matrix(path: Path) -> np.ndarray[Any, Any] | Tensor:
         real = isinstance(values, np.ndarray) and values.dtype.kind in "fiub"
     if not real:
         kind = getattr(values, "dtype", type(values).__name__)
-        raise ValueError(f"{path} must hold one array of real numbers, it holds {kind}")
+        raise ValueError(f"{path} must contain one array of real numbers, got {kind}")
     if values.ndim != 2:
-        raise ValueError(f"{path} must hold features of shape (n, J), it has shape {tuple(values.shape)}")
+        raise ValueError(f"{path} must contain features of shape (n, J), got shape {tuple(values.shape)}")
     return values  # type: ignore[no-any-return]
 
 
@@ -166,7 +168,7 @@ def to_features(part: np.ndarray[Any, Any] | Tensor) -> Tensor:
 
 
 def to_column(values: Any, path: Path) -> Values:
-    """Values of a .npy or .pt file: numbers as a tensor (n,) or (n, K), texts as a list."""
+    """Convert the content of a .npy or .pt file: numbers to a tensor (n,) or (n, K), texts to a list."""
     if isinstance(values, list | tuple) and all(isinstance(v, str | int) for v in values):
         return [str(v) for v in values]
     if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 1:
@@ -177,7 +179,7 @@ def to_column(values: Any, path: Path) -> Values:
         )
     if not isinstance(values, Tensor) or values.ndim not in (1, 2):
         shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor | np.ndarray) else ""
-        raise ValueError(f"{path} must hold one value for each sample, it holds {type(values).__name__}{shape}")
+        raise ValueError(f"{path} must contain one value for each sample, got {type(values).__name__}{shape}")
     return values
 
 
@@ -185,12 +187,12 @@ def to_column(values: Any, path: Path) -> Values:
 
 
 def is_table(path: Path) -> bool:
-    """Tell a CSV file by its name."""
+    """Return True if the name is that of a CSV file."""
     return path.name.lower().endswith((".csv", ".csv.gz"))
 
 
 def is_number(cell: str) -> bool:
-    """Tell if a cell is a number."""
+    """Return True if a cell is a number."""
     try:
         float(cell)
     except ValueError:
@@ -223,7 +225,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def find_column(value: str | None, first: Sequence[str], header: bool) -> int | None:
-    """Find a column by name or by number; None if there is none, e.g. because a file is meant."""
+    """Find a column by name or number; return None if there is no such column, for example because a file is meant."""
     if value is None:
         return None
     if header and value in first:
@@ -236,7 +238,7 @@ def find_column(value: str | None, first: Sequence[str], header: bool) -> int | 
 
 
 def is_header(first: Sequence[str], named: Sequence[str | None]) -> bool:
-    """Tell if the first row names the columns: it has one of the names, or a cell that should be a feature is no number."""
+    """Return True if the first row is a header: it contains one of the names, or a feature cell that is not a number."""
     if any(value in first and not is_number(value) for value in named if value is not None):
         return True
     others = {find_column(value, first, header=False) for value in named}
@@ -246,7 +248,7 @@ def is_header(first: Sequence[str], named: Sequence[str | None]) -> bool:
 def read_table(
     path: Path, named: Mapping[str, str | None]
 ) -> tuple[np.ndarray[Any, Any], dict[str, Values], list[int]]:
-    """Read a CSV of numbers (n, J) and of the columns that are named; also return the line of each sample."""
+    """Read a CSV file: the features (n, J), the named columns, and the line number of each sample."""
     rows = read_rows(path)
     number, first = next(rows, (0, []))
     if not first:
@@ -267,8 +269,8 @@ def read_table(
             column = next(c for c in features if not is_number(row[c]))
             name = repr(first[column]) if header else str(column)
             raise ValueError(
-                f"{path}, line {line}, column {name}: {row[column][:40]!r} is not a number. A column that is no feature "
-                "is named with --labels, --ids or --subjects."
+                f"{path}, line {line}, column {name}: {row[column][:40]!r} is not a number. Use --labels, --ids or "
+                "--subjects to name columns that are not features."
             ) from None
         for name, values in texts.items():
             values.append(row[places[name]])  # type: ignore[union-attr, index]
@@ -276,28 +278,63 @@ def read_table(
     return np.array(numbers).reshape(len(lines), len(features)), texts, lines
 
 
+def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[np.ndarray[Any, Any], dict[str, Values]]:
+    """Read a Parquet file: the features (n, J) and the named columns. A column of lists of numbers is several features."""
+    path.stat()
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_table as read
+
+    try:
+        table = read(path)
+    except ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
+    first = table.column_names
+    places = {name: find_column(value, first, True) for name, value in named.items()}
+    for name, value in named.items():
+        if value is not None and places[name] is None and not Path(value).exists():
+            raise ValueError(
+                f"{value!r} is neither a column of {path} nor a file; its columns are {', '.join(first)[:200]}"
+            )
+    parts = []
+    for column in (c for c in range(len(first)) if c not in places.values()):
+        try:
+            values = np.array(table.column(column).to_pylist(), dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{path}, column {first[column]!r} does not consist of numbers, or of lists of the same length. Use --labels, "
+                "--ids or --subjects to name columns that are not features."
+            ) from None
+        parts.append(values.reshape(len(table), -1))
+    texts = {
+        n: ["" if v is None else str(v) for v in table.column(p).to_pylist()]
+        for n, p in places.items()
+        if p is not None
+    }
+    return np.hstack(parts) if parts else np.zeros((len(table), 0)), dict(texts)
+
+
 def read_by_id(path: Path, name: str) -> dict[str, str]:
-    """Read a CSV whose header has the columns ``id`` and ``name``, in any order; ValueError if an id stands there twice."""
+    """Read a CSV file with the columns ``id`` and ``name``; ValueError if an id occurs twice."""
     rows = read_rows(path)
     _, header = next(rows, (0, []))
     if not {"id", name} <= set(header):
         raise ValueError(
-            f"{path} has not the header it needs: its first line must name the columns id and {name}, e.g. 'id,{name}'"
+            f"{path} needs a header: its first line must name the columns id and {name}, for example 'id,{name}'"
         )
     key, value = header.index("id"), header.index(name)
     out: dict[str, str] = {}
     for line, row in rows:
         if row[key] in out:
-            raise ValueError(f"{path}, line {line}: the id {row[key]!r} stands there twice")
+            raise ValueError(f"{path}, line {line}: the id {row[key]!r} occurs twice")
         out[row[key]] = row[value]
     return out
 
 
 def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_position: bool) -> Values:
-    """Read one value for each sample from a file: labels, ids or subjects.
+    """Read labels, ids or subjects from a file, one value for each sample.
 
-    A CSV with the columns ``id`` and ``name`` goes by id. A .npy or .pt file is in the order of the samples, and so are the
-    lines of a text file if ``by_position`` says so.
+    A CSV file with the columns ``id`` and ``name`` is matched by id. A .npy or .pt file is in the order of the samples, and so
+    are the lines of a text file with ``by_position``.
     """
     if path.suffix in (".npy", ".pt"):
         values = to_column(load_npy(path, False) if path.suffix == ".npy" else load_pt(path), path)
@@ -311,8 +348,8 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
             return [by_id[i] for i in ids]
         if not by_position:
             raise ValueError(
-                f"{path} is a list without ids: give a CSV with the header id,{name}, or say with --by-position that its "
-                "order is that of the samples"
+                f"{path} is a list without ids: give a CSV file with the header id,{name}, or add --by-position if the list "
+                "is in the order of the samples"
             )
         with open_text(path) as lines:
             values = [line.strip() for line in lines]

@@ -1,8 +1,11 @@
-"""Commands on samples: ``add``, ``relabel``, ``subjects``, ``show``."""
+"""Commands on samples: ``add``, ``classify``, ``relabel``, ``subjects``, ``show``."""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.cli.arguments import (
     BY_POSITION,
     EVENT,
+    FORCE,
     ID,
     SUBJECT,
     SUPPRESSION_KEY,
@@ -22,62 +26,79 @@ from torchlssvm.cli.arguments import (
     option,
 )
 from torchlssvm.cli.console import emit, progress, table
-from torchlssvm.cli.store_access import Settings, learn_names, open_store
+from torchlssvm.cli.store_access import Settings, check_output, learn_names, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.images import ImageFolder
+    from torchlssvm.cli.images import Backbone, ImageFolder
     from torchlssvm.cli.sample_files import SampleFile
     from torchlssvm.store import AccessReport, EventResult, SampleStore
+
+SAMPLES = (
+    one_of(
+        option(
+            "--features",
+            type=Path,
+            metavar="FILE",
+            help="features: a .npy or .pt array (n, J), a .csv or .parquet table",
+        ),
+        option("--images", type=Path, metavar="FOLDER", help="images"),
+        required=True,
+    ),
+    option("--labels", metavar="FILE|COLUMN", help="labels: a .npy, .pt or text file, or a column of the table"),
+    option("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row number)"),
+    BY_POSITION,
+    option("--weights", metavar="FILE", help="weights of the network, if the file has moved since init"),
+    option("--batch-size", type=count, metavar="B", help="samples per batch (default: 1024, images: 64)"),
+)
+"""Options that select the samples to read."""
+
+
+def batch_size(options: argparse.Namespace, *for_features: str) -> int:
+    """Return the batch size, after checking that the other options fit ``--features`` or ``--images``."""
+    for name in ("labels", "ids", *for_features) if options.images else ("weights",):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} cannot be used with --{'images' if options.images else 'features'}")
+    return options.batch_size or (64 if options.images else 1024)
+
 
 # -- add ---------------------------------------------------------------------------------------------------------------
 
 
 @command(
     "add",
-    "Learn samples. After a crash run it again: samples that are there already are compared and skipped.",
+    "Learn samples. The class of an image is its sub-folder. If the command is interrupted, run it again: samples that the "
+    "store already has are compared and skipped.",
+    *SAMPLES,
     one_of(
-        option("--features", type=Path, metavar="FILE", help="file of features: .npy or .pt (n, J), or .csv"),
-        option("--images", type=Path, metavar="FOLDER", help="folder of images; the class is the sub-folder"),
-        required=True,
-    ),
-    option("--labels", metavar="FILE|COLUMN", help="labels of the samples: .npy, .pt, text, or a column of the CSV"),
-    option("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row)"),
-    one_of(
-        option("--subject", metavar="NAME", help="the subject of all samples, e.g. a user"),
+        option("--subject", metavar="NAME", help="subject of all samples, for example a user"),
         option("--subjects", metavar="FILE|COLUMN", help="subject of each sample: a CSV with the header id,subject"),
     ),
-    BY_POSITION,
-    option("--fingerprint", metavar="F", help="the network the features of a file come from"),
-    option("--weights", metavar="FILE", help="weights of the backbone, if the file has moved since init"),
-    option("--batch-size", type=count, metavar="B", help="samples in one event (default: 1024, images: 64)"),
+    option("--fingerprint", metavar="F", help="fingerprint of the network that computed the features"),
     option(
         "--erased",
         choices=("refuse", "skip"),
         default="refuse",
-        help="samples that were erased on request: stop with an error, or leave them out (default: refuse)",
+        help="what to do with samples that were erased on request: stop, or leave them out (default: refuse)",
     ),
     SUPPRESSION_KEY,
     changes="the samples were added",
 )
 def add(options: argparse.Namespace) -> int:
-    """Add the samples batch by batch, each of them durable when the next begins.
+    """Add the samples batch by batch. Each batch is durable before the next begins.
 
-    Samples that the store has under the same id are compared with those to be added and skipped; if features, label or
-    subject differ it is an error. (An event id made from the content would do as well, but it stays in the journal and would
-    confirm a guess about an erased sample. Event ids are random.)
+    If the store has a sample with the same id, the two are compared and the new one is skipped; different features, labels or
+    subjects are an error. (Event ids are random: an id computed from the content would stay in the journal and confirm a guess
+    about an erased sample.)
     """
     if options.images is None and options.labels is None:
         raise UsageError("--features needs --labels")
-    for name in ("labels", "ids", "fingerprint") if options.images else ("weights",):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name} does not go with --{'images' if options.images else 'features'}")
-    size = options.batch_size or (64 if options.images else 1024)
+    size = batch_size(options, "fingerprint")
     counts = {"added": 0, "skipped": 0, "left_out": 0, "events": 0}
     seen: set[str] = set()
     with open_store(options) as store:
+        samples: SampleFile | ImageFolder
         samples, source = open_images(options, store) if options.images else open_file(options, store)
-        check_width(samples, store)
         with progress(options, "adding", len(samples)) as advance:
             for where, ids, x, y, subjects in samples.batches(size):
                 try:
@@ -85,26 +106,25 @@ def add(options: argparse.Namespace) -> int:
                     whose = [options.subject] * len(ids) if subjects is None else subjects
                     add_batch(store, (ids, x, y, whose, source), counts)
                 except ValueError as error:
-                    raise ValueError(f"{where}: {error} ({counts['added']} samples before were added)") from error
+                    raise ValueError(f"{where}: {error} ({counts['added']} samples were added before it)") from error
                 advance(len(ids))
         with progress(options, "choosing rho"):
             store.refresh()
         state = store.stats()
-    text = (
-        f"{counts['added']} samples added, {counts['skipped']} were there already; the store holds {state['samples']}"
-    )
+    text = f"{counted(counts['added'], 'sample')} added, {counts['skipped']:,} skipped (already in the store); "
+    text += f"the store has {counted(state['samples'], 'sample')}"
     if counts["left_out"]:
-        text += f"\n{counts['left_out']} were left out: they were erased on request and stay erased"
+        text += f"\n{counted(counts['left_out'], 'sample')} left out: erased on request"
     return emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
 
 
 def open_file(options: argparse.Namespace, store: SampleStore) -> tuple[SampleFile, str | None]:
-    """Read the samples of a file; also return the network they are said to come from."""
+    """Read the samples of a file; also return the fingerprint of the network that they are said to come from."""
     backbone = Settings.load(store).backbone
     if backbone and options.fingerprint is None:
         raise ValueError(
-            f"this store takes what {backbone} sees: add --images. Features that it made elsewhere need its fingerprint: "
-            f"--fingerprint {store.fingerprint}"
+            f"the features of this store come from {backbone}: add --images. If {backbone} computed the features in your file, "
+            f"say so with --fingerprint {store.fingerprint}"
         )
     with progress(options, f"reading {options.features}"):
         samples = read_file(options, store, ids=options.ids, subjects=options.subjects)
@@ -112,53 +132,62 @@ def open_file(options: argparse.Namespace, store: SampleStore) -> tuple[SampleFi
 
 
 def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> SampleFile:
-    """Read ``--features`` with ``--labels`` and other columns."""
+    """Read ``--features`` with ``--labels`` and other columns; check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
     settings, classes = Settings.load(store), store.head.num_classes
     columns["labels"] = options.labels
-    return read_samples(
+    found = read_samples(
         options.features, lambda text: settings.label(text, classes), by_position=options.by_position, **columns
     )
+    check_width(found, store)
+    return found
 
 
 def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[ImageFolder, str | None]:
-    """Open the samples of a folder of images; also return the fingerprint of the network that computes their features."""
-    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone, ImageFolder
+    """Open a folder of labelled images; also return the fingerprint of the network that computes their features."""
+    from torchlssvm.cli.images import ImageFolder
+
+    folder = ImageFolder(options.images, options.subjects, options.by_position)
+    backbone = load_backbone(options, store)
+    settings, classes = learn_names(store, sorted(set(folder.class_names))), store.head.num_classes
+    return folder.use(backbone, lambda name: settings.label(name, classes)), backbone.fingerprint
+
+
+def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
+    """Load the network that computes the store's features from images, and check that it is the right one."""
+    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
 
     kept, classes = Settings.load(store), store.head.num_classes
     if kept.backbone is None:
-        raise ValueError("this store has no backbone: it was made without init --backbone NAME")
-    folder = ImageFolder(options.images, options.subjects, options.by_position)
+        raise ValueError("this store has no network for images: make one with init --backbone NAME")
     with progress(options, f"loading {kept.backbone}"):
         weights = options.weights or kept.weights or DEFAULT_WEIGHTS
         backbone = Backbone(kept.backbone, weights, classes, store.head, **kept.network)
     if backbone.fingerprint != store.fingerprint:
         raise ValueError(
-            f"the weights or the preprocessing of {kept.backbone} are not those the store was made for: its fingerprint is "
-            f"{store.fingerprint}, theirs {backbone.fingerprint}. Give the same weights with --weights FILE"
+            f"the weights or the preprocessing of {kept.backbone} have changed since init: the store expects the fingerprint "
+            f"{store.fingerprint}, got {backbone.fingerprint}. Give the original weights with --weights FILE"
         )
-    settings = learn_names(store, sorted(set(folder.class_names)))
-    return folder.use(backbone, lambda name: settings.label(name, classes)), backbone.fingerprint
+    return backbone
 
 
 def check_width(samples: SampleFile | ImageFolder, store: SampleStore) -> None:
-    """ValueError if the samples do not have as many features as the store takes."""
+    """Raise ValueError if the samples do not have as many features as the store."""
     if samples.width != store.head.in_features:
-        where = getattr(samples, "path", None) or samples.folder  # type: ignore[union-attr]
-        raise ValueError(f"{where} has {samples.width} features, the store takes {store.head.in_features}")
+        raise ValueError(f"{samples.path} has {samples.width} features, the store has {store.head.in_features}")
 
 
 def refuse_repeated(ids: Sequence[str], seen: set[str]) -> None:
-    """ValueError if one of the ids was seen before; afterwards all of them were."""
+    """Raise ValueError if one of the ids was seen before; remember them."""
     for one in ids:
         if one in seen:
-            raise ValueError(f"the id {one!r} stands there twice")
+            raise ValueError(f"the id {one!r} occurs twice")
         seen.add(one)
 
 
 def add_batch(store: SampleStore, batch: tuple[Any, ...], counts: dict[str, int]) -> None:
-    """Add the new samples of a batch (ids, x, y, subjects, source), in one event."""
+    """Add the new samples of a batch (ids, x, y, subjects, source) in one event."""
     import torch
 
     from torchlssvm.events import Add
@@ -174,20 +203,95 @@ def add_batch(store: SampleStore, batch: tuple[Any, ...], counts: dict[str, int]
     counts["events"] += receipt.applied
 
 
+# -- classify ----------------------------------------------------------------------------------------------------------
+
+
+@command(
+    "classify",
+    "Predict the classes of new samples. Prints CSV with the columns id, class and score, or JSON with --json; --out writes "
+    "a file instead. Nothing is learned.",
+    *SAMPLES,
+    option("--scores", action="store_true", help="add the score of every class"),
+    option("--out", type=Path, metavar="FILE", help="write to FILE instead: .csv or .json"),
+    FORCE,
+    changes="the file was written",
+)
+def classify(options: argparse.Namespace) -> int:
+    """Print or write one prediction per sample, and the accuracy if labels are given."""
+    import torch
+
+    from torchlssvm.audit.documents import write_private
+
+    size = batch_size(options)
+    if options.out is not None:
+        if options.out.suffix not in (".csv", ".json"):
+            raise UsageError(f"--out {options.out}: the file name must end with .csv or .json")
+        check_output(options.out, options.store, options.force)
+    rows: list[dict[str, Any]] = []
+    right = 0
+    with open_store(options, readonly=True) as store:
+        settings, head = Settings.load(store), store.head
+        samples = open_unlabelled(options, store)
+        names = [settings.name(k) for k in range(head.num_classes)]
+        with progress(options, "classifying", len(samples)) as advance:
+            for _, ids, x, y, _ in samples.batches(size):
+                scores = head(x.to(head.device, torch.float64)).cpu()
+                bad = (~scores.isfinite().all(1)).nonzero()[:, 0].tolist()
+                if bad:
+                    raise ValueError(f"{samples.path}: the features of {ids[bad[0]]!r} are not finite numbers")
+                best = scores.argmax(1)
+                right += 0 if y is None else int((best == torch.as_tensor(y)).sum())
+                for i, sample in enumerate(ids):
+                    row = {"id": sample, "class": names[int(best[i])], "score": float(scores[i].max())}
+                    rows.append(
+                        row
+                        | (
+                            {f"score {n}": s for n, s in zip(names, scores[i].tolist(), strict=True)}
+                            if options.scores
+                            else {}
+                        )
+                    )
+                advance(len(ids))
+    said: dict[str, Any] = {"samples": len(rows), "accuracy": right / len(rows) if options.labels else None}
+    as_csv = io.StringIO(newline="")
+    writer = csv.DictWriter(as_csv, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    if options.out is None:
+        return emit(options, said | {"predictions": rows}, as_csv.getvalue().splitlines())
+    text = as_csv.getvalue() if options.out.suffix == ".csv" else json.dumps(said | {"predictions": rows}, indent=1)
+    write_private(options.out, text.encode(), overwrite=options.force)
+    accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
+    return emit(
+        options, said | {"out": str(options.out)}, f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
+    )
+
+
+def open_unlabelled(options: argparse.Namespace, store: SampleStore) -> SampleFile | ImageFolder:
+    """Open the samples to classify. Images need no sub-folders; a single image works too."""
+    if options.images is None:
+        with progress(options, f"reading {options.features}"):
+            return read_file(options, store, ids=options.ids)
+    from torchlssvm.cli.images import ImageFolder
+
+    folder = ImageFolder(options.images, labelled=False)
+    return folder.use(load_backbone(options, store), None)
+
+
 # -- relabel -----------------------------------------------------------------------------------------------------------
 
 
 @command(
     "relabel",
-    "Give samples other labels.",
+    "Change the labels of samples.",
     one_of(SUBJECT, ID),
     EVENT,
-    option("--label", nargs="+", action="extend", metavar="L", help="one label for each id, or one for all"),
+    option("--label", nargs="+", action="extend", metavar="L", help="one label per id, or one for all"),
     option("--file", type=Path, metavar="CSV", help="a CSV with the columns id and label"),
     changes="the labels were changed",
 )
 def relabel(options: argparse.Namespace) -> int:
-    """Relabel all samples named, in one event or one for each subject."""
+    """Relabel the samples: one event for all ids, or one per subject."""
     from torchlssvm.events import Relabel
 
     labels = options.label
@@ -202,8 +306,12 @@ def relabel(options: argparse.Namespace) -> int:
     elif len(labels) == 1 and options.id is not None:
         labels = labels * len(options.id)
     if len(labels) != (1 if options.id is None else len(options.id)):
-        wanted = "subjects, which take one" if options.id is None else f"{len(options.id)} ids"
-        raise UsageError(f"{len(labels)} labels for {wanted}")
+        wanted = (
+            "one label, for all subjects"
+            if options.id is None
+            else f"one label, or one for each of {len(options.id)} ids"
+        )
+        raise UsageError(f"give {wanted}; got {len(labels)} labels")
     with open_store(options) as store:
         settings, classes = Settings.load(store), store.head.num_classes
         y = [settings.label(text, classes) for text in labels]
@@ -215,21 +323,21 @@ def relabel(options: argparse.Namespace) -> int:
 
 
 def selected(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The samples of each event, as its keyword arguments: one event for all ids, or one for each subject."""
+    """Return keyword arguments that select the samples of each event: one event for all ids, or one per subject."""
     return [{"subject": name} for name in dict.fromkeys(options.subject or ())] or [{"ids": options.id}]
 
 
 def with_event(options: argparse.Namespace, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add ``--event``, if it is given, to the arguments of the only event."""
+    """Add the id from ``--event`` to the only event."""
     if options.event is None:
         return targets
     if len(targets) > 1:
-        raise UsageError("--event goes with one subject: each subject is an event of its own")
+        raise UsageError("--event needs a single subject: every subject is a separate event")
     return [targets[0] | {"event_id": options.event}]
 
 
 def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:
-    """Convert receipts to primitives, without the samples' secrets: the last one's values, all samples, and each event."""
+    """Convert the results of events to primitives, without secrets: the last event, the total, and the list of events."""
     names = ("event_id", "kind", "position", "applied", "samples")
     events = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
     said = events[-1] | {"applied": any(r.applied for r in receipts), "samples": sum(r.samples for r in receipts)}
@@ -239,27 +347,27 @@ def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dic
 # -- whose samples -----------------------------------------------------------------------------------------------------
 
 
-@command("subjects", "List whose samples the store holds, and how many of each subject.")
+@command("subjects", "List the subjects, with the number of samples of each.")
 def subjects(options: argparse.Namespace) -> int:
-    """Print each subject and the number of its samples."""
+    """Print each subject and its number of samples."""
     with open_store(options, readonly=True) as store, store.view():
         found, total = store.subjects(), len(store)
     without = total - sum(found.values())
     lines = table({name: counted(n, "sample") for name, n in found.items()})
     lines.append(f"{counted(len(found), 'subject')}, {counted(total, 'sample')}")
     if without:
-        lines.append(f"{counted(without, 'sample')} without a subject: a request can name these by their ids only")
+        lines.append(f"{counted(without, 'sample')} without a subject: requests must name these by id")
     return emit(options, {"subjects": found, "samples": total, "without_subject": without}, lines)
 
 
 @command(
     "show",
-    "Show what is held of a subject, an access report. It lists samples, labels, since when, and the files with them.",
-    option("--subject", action="append", required=True, metavar="S", help="whose samples; may be repeated"),
-    option("--values", action="store_true", help="with --json: the numbers that are kept of each sample, too"),
+    "Show everything that the store has about a subject: an access report. It lists samples, labels, dates and files.",
+    option("--subject", action="append", required=True, metavar="S", help="the subject; may be repeated"),
+    option("--values", action="store_true", help="with --json: include the stored features"),
 )
 def show(options: argparse.Namespace) -> int:
-    """Print one report for each subject."""
+    """Print one report per subject."""
     from torchlssvm.store import AccessReport
 
     with open_store(options, readonly=True) as store, store.view():
@@ -268,26 +376,21 @@ def show(options: argparse.Namespace) -> int:
         similar = [line for r in reports if not r.samples for line in look_alikes(store.subjects(), r.subject)]
     found = [report_to_json(r, settings, options.values) for r in reports]
     lines = [line for facts in found for line in ["", *report_lines(facts, str(options.store))]][1:] + similar
-    lines += [
-        "",
-        "not known to this store: backups and copies made by other means, and what its network was trained on",
-    ]
+    lines += ["", "The store does not know about backups, other copies, or the data that its network was trained on."]
     return emit(options, {"store": str(options.store), "subjects": found}, lines)
 
 
 def look_alikes(known: Iterable[str], name: str) -> list[str]:
-    """Say which subjects of a store differ from a name in case, spaces or the form of their letters only."""
+    """Warn about subjects that differ from a name only in case, spaces or Unicode form."""
     from torchlssvm.events import casefolded
 
     wanted = " ".join(casefolded(name).split())
     found = [s for s in known if s != name and " ".join(casefolded(s).split()) == wanted]
-    return [
-        f"attention: the store holds samples of {s!r}, which is written in another way than {name!r}" for s in found
-    ]
+    return [f"attention: the store has samples of {s!r}, which is spelled differently from {name!r}" for s in found]
 
 
 def report_to_json(report: AccessReport, settings: Settings, values: bool) -> dict[str, Any]:
-    """Convert a report to primitives: names of labels (targets as numbers), times in UTC."""
+    """Convert a report to primitives, with the names of classes and times in UTC."""
     samples = []
     for s in report.samples:
         label = settings.name(int(s.y)) if s.y.ndim == 0 else ", ".join(f"{v:g}" for v in s.y.tolist())
@@ -300,18 +403,18 @@ def report_to_json(report: AccessReport, settings: Settings, values: bool) -> di
 
 
 def report_lines(facts: dict[str, Any], store: str) -> list[str]:
-    """Write a report for people."""
+    """Format a report for people."""
     samples = facts["samples"]
-    lines = [f"{facts['subject']}: {counted(len(samples), 'sample') if samples else 'no sample is'} held in {store}"]
+    lines = [f"{facts['subject']}: {counted(len(samples), 'sample') if samples else 'no samples'} in {store}"]
     if samples:
         width = max(6, *(len(s["id"]) for s in samples))
         lines.append(f"  {'sample':<{width}}  {'added (UTC)':<19}  label")
         lines += [f"  {s['id']:<{width}}  {s['added']}  {s['label']}" for s in samples]
-        numbers = counted(samples[0]["numbers"], "number")
-        lines.append(f"  of each sample {numbers} are kept, computed from it (--json --values prints them)")
-        lines += ["contained in:", "  the classifier of this store, which has learned all of them"]
+        numbers = counted(samples[0]["numbers"], "feature")
+        lines.append(f"  {numbers} stored per sample (--json --values prints them)")
+        lines += ["these samples are in:", "  the classifier of this store, which has learned them"]
         lines += [
-            f"  {f['path']}: {counted(f['samples'], 'sample')}{'' if f['found'] else ' (no longer found there)'}"
+            f"  {f['path']}: {counted(f['samples'], 'sample')}{'' if f['found'] else ' (file not found)'}"
             for f in facts["files"]
-        ] or ["  no exported file or checkpoint that this store knows of"]
-    return lines + [f"request {r['id']}: {r['state']}, an answer is due by {r['due']}" for r in facts["requests"]]
+        ] or ["  no exported file or checkpoint known to this store"]
+    return lines + [f"request {r['id']}: {r['state']}, due on {r['due']}" for r in facts["requests"]]

@@ -33,61 +33,66 @@ if TYPE_CHECKING:
 
 @command(
     "init",
-    "Make an empty store. Its head and its network are fixed from then on.",
-    option("--in-features", type=count, metavar="J", help="number of features (a backbone knows its own)"),
+    "Create an empty store. Its head and its network cannot be changed later.",
+    option("--in-features", type=count, metavar="J", help="number of features (not needed with --backbone)"),
     option(
-        "--classes", type=class_names, required=True, metavar="K", help="number of classes, or their names: ants,bees"
+        "--classes",
+        type=class_names,
+        required=True,
+        metavar="K",
+        help="number of classes, or their names: ants,bees, or @FILE with one name per line",
     ),
     option(
         "--head",
         choices=("lssvm", "margin"),
         default="lssvm",
-        help="least squares (default), or the squared hinge of a max-margin classifier",
+        help="lssvm: least squares (default); margin: squared hinge, a max-margin classifier",
     ),
     option(
         "--rho",
         type=rho,
         metavar="gcv|R",
-        help="regularization; gcv: chosen from the samples after each command (default). A margin head takes a number; "
-        "without one it chooses by k-fold once it holds 10 samples",
+        help="regularization. gcv: chosen from the samples after each command (default). A margin head takes a number; "
+        "without a number it chooses rho by k-fold once it has 10 samples",
     ),
     option(
         "--intercept",
         choices=("free", "penalized", "none"),
         default="free",
-        help="form of the intercept (default: free)",
+        help="kind of intercept (default: free)",
     ),
     option(
         "--grid",
         type=grid,
         default="auto",
         metavar="LIMIT[:BITS]",
-        help="largest feature and resolution, e.g. 8:20; auto: chosen from the first batch (default); none: float64 sums",
+        help="largest feature value and bits of resolution, e.g. 8:20. auto: chosen from the first batch (default). none: "
+        "float64 sums, which are not exact",
     ),
     option(
-        "--normalize", choices=("l2", "sqrt"), help="normalize each row: divide by its length, or take square roots"
+        "--normalize", choices=("l2", "sqrt"), help="normalize each row: divide it by its length, or take square roots"
     ),
     option(
-        "--scale", choices=("std",), help="standardise the features, derived again from the sums after each removal"
+        "--scale", choices=("std",), help="standardize the features, with means and deviations of the current samples"
     ),
     CLASS_WEIGHT,
     one_of(
         option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
-        option("--fingerprint", metavar="F", help="name of the network that features from files come from"),
+        option("--fingerprint", metavar="F", help="fingerprint of the network that computes the features in files"),
     ),
-    option("--weights", metavar="FILE", help="state_dict of the backbone (default: torchvision's weights)"),
+    option("--weights", metavar="FILE", help="file with the network's state_dict (default: torchvision's weights)"),
     option(
         "--layers",
         metavar="last|blocks|all|NAMES",
-        help="layers of the backbone that the head learns from (default: last); names and patterns with commas between",
+        help="layers of the network that the head learns from, separated by commas (default: last)",
     ),
-    option("--pool", metavar="mean|std|...", help="how a layer is pooled (default: mean); several with commas between"),
-    option("--max-features", type=count, metavar="J", help="most columns of several layers (default: 4096)"),
+    option("--pool", metavar="mean|std|...", help="how to pool a layer, separated by commas (default: mean)"),
+    option("--max-features", type=count, metavar="J", help="largest number of features of several layers (default: 4096)"),
     option("--views", metavar="flip", help="average the features of each image and its mirror image"),
-    changes="the store was made",
+    changes="the store was created",
 )
 def init(options: argparse.Namespace) -> int:
-    """Make the head, then the store. A store that was not finished because of a crash is completed."""
+    """Create the head, then the store. A store that a crash left incomplete is completed."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
     from torchlssvm.store.database import NETWORK_NOTE
@@ -99,11 +104,11 @@ def init(options: argparse.Namespace) -> int:
         raise UsageError("give --in-features J or --backbone NAME")
     if options.rho in ("gcv", "kfold", "loo") and (options.head, options.rho) != ("lssvm", "gcv"):
         raise UsageError(
-            f"--rho {options.rho} does not go with --head {options.head} here: a least-squares head takes gcv or a number, a "
-            f"margin head a number, or no --rho at all: it then chooses by k-fold once it holds 10 samples"
+            f"--rho {options.rho} cannot be used with --head {options.head} here. A least-squares head takes gcv or a number. "
+            "A margin head takes a number; without --rho it chooses by k-fold once it has 10 samples"
         )
     exists = holds_store(options.store)
-    already = StoreError(f"there is a store at {options.store} already: nothing was changed")
+    already = StoreError(f"there is already a store at {options.store}; nothing was changed")
     if exists and is_finished(options):
         raise already
     names = options.classes if isinstance(options.classes, list) else []
@@ -112,26 +117,26 @@ def init(options: argparse.Namespace) -> int:
     try:
         head, source, network = make_head(options, classes, settings)
     except (MemoryError, RuntimeError) as error:
-        raise ValueError(f"such a head cannot be made: {error}") from error
+        raise ValueError(f"the head cannot be created: {error}") from error
     if options.in_features not in (None, head.in_features):
-        raise ValueError(f"{options.backbone} gives {head.in_features} features, not {options.in_features}")
+        raise ValueError(f"{options.backbone} computes {head.in_features} features, not {options.in_features}")
     with SampleStore(options.store, head, fingerprint=source, timeout=options.timeout) as store:
         if exists and (store.note(SETTINGS_NOTE) is not None or store.position):
-            raise already  # another process was faster
+            raise already  # by another process, just now
         if network is not None:
             store.set_note(NETWORK_NOTE, network)
         store.set_note(SETTINGS_NOTE, asdict(settings))
         if names:
             store.name_classes(names)
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
-    bound = f", for the images that {options.backbone} sees" if options.backbone else ""
+    bound = f", for images through {options.backbone}" if options.backbone else ""
     return emit(
-        options, said, f"{options.store}: an empty store of {head.in_features} features and {classes} classes{bound}"
+        options, said, f"{options.store}: empty store with {head.in_features} features and {classes} classes{bound}"
     )
 
 
 def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None, str | None]:
-    """Make the head, the fingerprint of the network in front of it and its description; note that network in the settings."""
+    """Create the head; return it with the fingerprint and the description of its network, recorded in the settings."""
     from torchlssvm.functional.grid import as_grid
     from torchlssvm.linear import head_class
 
@@ -162,14 +167,14 @@ def split_names(text: str) -> list[str] | str:
 
 
 def as_weights(given: str | list[float] | None) -> Any:
-    """Class weights as a head takes them: numbers as a tensor (K,)."""
+    """Convert class weights to what a head takes: numbers become a tensor (K,)."""
     import torch
 
     return torch.tensor(given, dtype=torch.float64) if isinstance(given, list) else given
 
 
 def is_finished(options: argparse.Namespace) -> bool:
-    """Tell if the store was made by a command that finished, whatever its head."""
+    """Return True if the command that created the store has finished."""
     from torchlssvm.errors import StoreBusyError, StoreError
 
     try:
@@ -177,7 +182,7 @@ def is_finished(options: argparse.Namespace) -> bool:
             return store.note(SETTINGS_NOTE) is not None or store.position > 0
     except StoreBusyError:
         raise
-    except StoreError:  # never finished, or damaged: opening it with the new head tells which
+    except StoreError:  # incomplete or damaged: opening it with the new head will tell
         return False
 
 
@@ -186,22 +191,22 @@ def is_finished(options: argparse.Namespace) -> bool:
 
 @command(
     "set",
-    "Change options of the head: rho, class weights.",
+    "Change options of the head: rho and class weights.",
     option(
         "--rho",
         type=rho,
         metavar="R|gcv|kfold|loo",
-        help="a number > 0. Chosen from the samples: gcv, for a least-squares head, and again after each command that changes "
-        "them; kfold or loo (leave-one-out), for a margin head, and once",
+        help="a number > 0, or a method. gcv, for a least-squares head: chosen again after each command that changes samples. "
+        "kfold or loo (leave-one-out), for a margin head: chosen once",
     ),
     CLASS_WEIGHT,
     option(
-        "--add-classes", type=more_classes, metavar="K|NAMES", help="more classes: how many, or their names: fox,owl"
+        "--add-classes", type=more_classes, metavar="K|NAMES", help="add classes: their number, or their names: fox,owl"
     ),
     changes="the options were set",
 )
 def set_options(options: argparse.Namespace) -> int:
-    """Set the options that are given, and print the values in use."""
+    """Set the given options and print the values in use."""
     from torchlssvm.linear import MarginHead
 
     if options.rho is None and options.class_weight is None and options.add_classes is None:
@@ -210,36 +215,36 @@ def set_options(options: argparse.Namespace) -> int:
         head = store.head
         allowed = ("kfold", "loo") if isinstance(head, MarginHead) else ("gcv",)
         if isinstance(options.rho, str) and options.rho not in allowed:
-            raise UsageError(f"--rho {options.rho}: {type(head).__name__} takes a number or {' or '.join(allowed)}")
+            raise UsageError(f"--rho {options.rho}: a {type(head).__name__} takes a number or {' or '.join(allowed)}")
         if options.add_classes is not None:
             store.add_classes(options.add_classes)
         if options.class_weight is not None:
             if not head.statistics.per_class:
                 raise ValueError(
-                    "this store keeps no sums per class, which class weights need: make another one with "
-                    "torchlssvm init --class-weight W, and add the samples to it"
+                    "class weights need sums per class, which this store does not keep: create a store with "
+                    "torchlssvm init --class-weight W and add the samples to it"
                 )
             store.set_class_weight(as_weights(options.class_weight))
         if options.rho is not None:
             store.set_rho(options.rho)
         said = options_in_use(head) | {"classes": head.num_classes}
     weights = said["class_weight"]
-    text = f"rho is {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
+    text = f"rho: {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
     return emit(options, said, text)
 
 
 def options_in_use(head: Any) -> dict[str, Any]:
-    """The options that ``set`` sets, as a head has them."""
+    """Return the values of the options that ``set`` changes."""
     choice = str(head.choices.get("rho", f"{head.rho!r}, as given"))
     return {"rho": head.rho, "choice": choice, "class_weight": head.config()["class_weight"]}
 
 
-# -- looking at it -----------------------------------------------------------------------------------------------------
+# -- stats and history -------------------------------------------------------------------------------------------------
 
 
-@command("stats", "Count samples, classes and subjects; show rho, grid and digest.")
+@command("stats", "Show the number of samples, classes and subjects, rho, the grid and the digest.")
 def stats(options: argparse.Namespace) -> int:
-    """Print the numbers of the store."""
+    """Print the figures of the store."""
     with open_store(options, readonly=True) as store:
         settings, found = Settings.load(store), store.stats()
     found |= {"class_names": settings.classes, "backbone": settings.backbone, "weights": settings.weights}
@@ -249,7 +254,7 @@ def stats(options: argparse.Namespace) -> int:
     return emit(options, found, table(shown))
 
 
-@command("history", "List every event, after checking the chain they form.")
+@command("history", "List all events, after checking the hash chain of the journal.")
 def history(options: argparse.Namespace) -> int:
     """Print all events, oldest first."""
     with open_store(options, readonly=True) as store:
@@ -258,13 +263,13 @@ def history(options: argparse.Namespace) -> int:
     events = [{name: getattr(e, name) for name in names} | {"chain": e.chain.hex()} for e in entries]
     lines = [f"{'':>6}  {'time (UTC)':<19}  {'kind':<8} {'samples':>8}  event"]
     lines += [f"{e.position:>6}  {e.time[:19]}  {e.kind:<8} {e.samples:>8}  {e.event_id}" for e in entries]
-    return emit(options, {"store": str(options.store), "events": events}, lines if entries else "no event yet")
+    return emit(options, {"store": str(options.store), "events": events}, lines if entries else "no events")
 
 
 # -- compact -----------------------------------------------------------------------------------------------------------
 
 
-@command("compact", "Destroy the bytes of erased samples in all files.", changes="the store was compacted")
+@command("compact", "Destroy the bytes of erased samples in the store's files.", changes="the store was compacted")
 def compact(options: argparse.Namespace) -> int:
     """Compact the store and print the result."""
     with open_store(options) as store, progress(options, "compacting"):
@@ -278,10 +283,10 @@ def compaction_to_json(done: Compaction) -> dict[str, Any]:
 
 
 def compaction_text(done: Compaction) -> str:
-    """Say what a compaction did, and which files elsewhere it could not reach."""
-    text = f"compacted: the bytes of erased samples are destroyed in all files of the store (event {done.position})"
+    """Describe a compaction, and list files outside the store that it could not reach."""
+    text = f"compacted: the store's files no longer contain bytes of erased samples (event {done.position})"
     if done.checkpoints:
-        text += f"; files elsewhere that are older and may hold what was erased: {', '.join(done.checkpoints)}"
+        text += f"; older files outside the store may still contain them: {', '.join(done.checkpoints)}"
     return text
 
 
@@ -330,7 +335,7 @@ def restore(options: argparse.Namespace) -> int:
 
 @command(
     "pending",
-    "List the events that wait for samples not learned yet. They name those samples until they are answered or dropped.",
+    "List events that wait for samples which have not arrived. The store keeps the names of these samples until then.",
 )
 def pending(options: argparse.Namespace) -> int:
     """Print the pending events, oldest first."""
@@ -339,17 +344,17 @@ def pending(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store:
         found = list(PendingEvents(store))
     said = {"store": str(options.store), "pending": [pending_to_json(p) for p in found]}
-    return emit(options, said, list(map(str, found)) if found else "no event is pending")
+    return emit(options, said, list(map(str, found)) if found else "no pending events")
 
 
 @command(
     "drop",
-    "Drop pending events that can never be answered. The samples they name stay as they are.",
-    option("event", nargs="+", metavar="EVENT", help="ids of events, see pending"),
+    "Drop pending events. The samples they name stay as they are.",
+    option("event", nargs="+", metavar="EVENT", help="ids of the events (see pending)"),
     changes="the events were dropped",
 )
 def drop(options: argparse.Namespace) -> int:
-    """Drop all events named, or none."""
+    """Drop all the given events, or none of them."""
     from torchlssvm.corrections.pending_events import drop_pending
 
     with open_store(options) as store:

@@ -1,4 +1,4 @@
-"""The store that a command works on: opening it, the settings that the command line keeps in it, and files beside it."""
+"""Open a store for a command, read the settings that the command line keeps in it, and check output files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
 
 STORE_LOG = logging.NullHandler()
-"""Replaces logging's last resort, which would print recoveries on stderr; other handlers still get them."""
+"""Keeps the store's log off stderr; other handlers still receive it."""
 
 SETTINGS_NOTE = "cli"
-"""Note of the store that holds the :class:`Settings`, with the durability and checksum of everything else there."""
+"""Name of the store's note that holds the :class:`Settings`."""
 
 
 def holds_store(folder: Path) -> bool:
-    """Tell if a folder has the file of a store, readable or not."""
+    """Return True if a folder contains the file of a store, readable or not."""
     from torchlssvm.store.database import DATABASE_FILE
 
     return os.path.lexists(folder / DATABASE_FILE)
 
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
-    """Open the store that a command works on; its log stays off the terminal, where errors are one line."""
+    """Open the store of a command; warnings become one line on stderr."""
     from torchlssvm.errors import StoreError, SuppressedWarning
     from torchlssvm.store import SampleStore
 
     if not holds_store(options.store):
-        raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
+        raise StoreError(f"there is no store at {options.store}: make one with torchlssvm init")
     logging.getLogger("torchlssvm.store").addHandler(STORE_LOG)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *place: warn(f"torchlssvm: warning: {one_line(Exception(message))}")
@@ -61,30 +61,32 @@ def watched_store(
         yield store
 
 
-# -- files beside it ---------------------------------------------------------------------------------------------------
+# -- output files ------------------------------------------------------------------------------------------------------
 
 
 def check_output(out: Path, store: Path | None = None, overwrite: bool | None = None) -> None:
-    """Raise ValueError if a file cannot be written: it exists, its folder does not, or it is inside a store.
+    """Raise ValueError if a file must not be written: it exists, its folder does not exist, or it is inside a store.
 
-    ``overwrite``: True or False as ``--force`` was given; None for files that are never overwritten.
+    ``overwrite``: the value of ``--force``, or None for files that are never overwritten.
     """
     if out.is_dir():
-        raise ValueError(f"{out} is a folder: name a file in it")
+        raise ValueError(f"{out} is a folder: give the name of a file")
     if not out.absolute().parent.is_dir():
-        raise ValueError(f"{out.absolute().parent} is not a folder: {out.name} cannot be written there")
+        raise ValueError(f"{out.absolute().parent} is not a folder, so {out.name} cannot be written there")
     refuse_inside_store(out, store)
     if os.path.lexists(out) and not overwrite:
-        raise ValueError(f"{out} exists already: choose another name{'' if overwrite is None else ', or --force'}")
+        raise ValueError(
+            f"{out} exists: choose another name{'' if overwrite is None else ', or overwrite it with --force'}"
+        )
 
 
 def refuse_inside_store(out: Path, store: Path | None = None) -> None:
-    """Raise ValueError when a file would be written into the folder of a store, this one or any other."""
+    """Raise ValueError if a file would be written into the folder of a store, this one or another."""
     place = out.resolve()
     for folder in (place, *place.parents):
         if holds_store(folder) or (store is not None and folder == store.resolve()):
             raise ValueError(
-                f"{out} is inside the store {folder}: other files do not belong there, choose another place"
+                f"{out} is inside the store {folder}, which must contain no other files: choose another folder"
             )
 
 
@@ -93,10 +95,10 @@ def refuse_inside_store(out: Path, store: Path | None = None) -> None:
 
 @dataclass
 class Settings:
-    """Names of the classes, and the network that features come from.
+    """The names of the classes, and the network that computes the features.
 
-    ``classes``: the names of labels 0, 1, ...; there may be fewer of them than labels, or none at all. ``network``: options
-    of :func:`torchlssvm.attach` for the layers that features come from.
+    ``classes``: the names of labels 0, 1, ...; there may be fewer names than labels. ``network``: options of
+    :func:`torchlssvm.attach` for the layers that compute the features.
     """
 
     classes: list[str] = field(default_factory=list)
@@ -106,7 +108,7 @@ class Settings:
 
     @classmethod
     def load(cls, store: SampleStore) -> Settings:
-        """Load the settings of a store; one that was not made by the command line has none."""
+        """Load the settings of a store. A store that was made in Python has empty ones."""
         settings = cls(**(store.note(SETTINGS_NOTE) or {}))
         settings.classes = store.classes
         return settings
@@ -116,7 +118,7 @@ class Settings:
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
     def label(self, text: str, classes: int) -> int:
-        """Return the label that a text stands for: a name, or a number from 0."""
+        """Return the label of a class: the text is its name, or its number from 0."""
         text = text.strip()
         if text in self.classes:
             return self.classes.index(text)
@@ -125,14 +127,14 @@ class Settings:
         except ValueError:
             number = 0.5
         if not number.is_integer():
-            known = f"the classes are {', '.join(map(repr, self.classes))}" if self.classes else "no class has a name"
-            raise ValueError(f"{text!r} is neither a class nor a number from 0 to {classes - 1}: {known}")
+            known = f"; the classes are {', '.join(map(repr, self.classes))}" if self.classes else ""
+            raise ValueError(f"{text!r} is neither the name of a class nor a number from 0 to {classes - 1}{known}")
         if not 0 <= number < classes:
             raise ValueError(f"label {text} is out of range: the store has {classes} classes, 0 to {classes - 1}")
         return int(number)
 
     def learn_names(self, names: Sequence[str], classes: int) -> None:
-        """Give names that are new the next free labels, in this order; numbers from 0 may stand for themselves."""
+        """Give new names the next free labels, in this order. Names that are all numbers from 0 are labels already."""
         if not self.classes and all(n.isdecimal() and str(int(n)) == n and int(n) < classes for n in names):
             return
         new = [n for n in names if n not in self.classes]
@@ -145,7 +147,7 @@ class Settings:
 
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
-    """Register the names of classes, under the write lock: another process may be doing the same."""
+    """Register the names of classes under the write lock, since another process may do the same."""
     classes = store.head.num_classes
 
     def learn(known: list[str]) -> list[str]:

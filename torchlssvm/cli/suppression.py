@@ -1,4 +1,4 @@
-"""Commands that keep out who was erased on request: ``suppression`` and ``readmit``."""
+"""The suppression list, which keeps erased people out of a store: ``suppression`` and ``readmit``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchlssvm.cli.arguments import ID, SUBJECT, SUPPRESSION_KEY, UsageError, c
 from torchlssvm.cli.console import emit
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key
 from torchlssvm.cli.store_access import open_store
-from torchlssvm.wording import counted
+from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
 
 @command(
     "suppression use",
-    "Keep out samples that were erased on request. The list is a file outside the store, which several stores may share; "
-    "without its key (see keygen --suppression) it reveals nothing.",
-    option("--list", type=Path, required=True, metavar="FILE", help="the list; it is made if it does not exist"),
+    "Keep out samples that were erased on request. The list is a file outside the store, and several stores may share it. "
+    "Without its key (see keygen --suppression) it reveals nothing.",
+    option("--list", type=Path, required=True, metavar="FILE", help="the list; created if it does not exist"),
     SUPPRESSION_KEY,
     changes="the store uses the list",
 )
 def use(options: argparse.Namespace) -> int:
-    """Bind the list; print its state."""
+    """Use the list from now on; print its state."""
     with open_store(options) as store:
         store.use_suppression_list(options.list)
         return emit(options, *list_state(store))
 
 
 @command(
-    "suppression show", "Show the suppression list that a store uses, and who is held although on it.", SUPPRESSION_KEY
+    "suppression show",
+    "Show the suppression list of a store, and the samples of the store that are on it.",
+    SUPPRESSION_KEY,
 )
 def show(options: argparse.Namespace) -> int:
     """Print the state of the list."""
@@ -41,39 +43,41 @@ def show(options: argparse.Namespace) -> int:
 
 
 def list_state(store: SampleStore) -> tuple[dict[str, Any], str]:
-    """The state of a store's list, as primitives and as text."""
+    """Return the state of the list, as primitives and as text."""
     path = store.suppression.path
     used = store.suppression.opened() if store.suppression.has_key else None
     held = store.suppression.held() if used is not None else None
     said = {"list": path, "entries": None if used is None else len(used), "held": held}
     if path is None:
-        return said, "this store uses no suppression list: samples that were erased can be added again"
+        return said, "this store uses no suppression list: erased samples can be added again"
     if used is None or held is None:
-        return said, f"{path}: the suppression list of this store; give its key (--suppression-key FILE) to see more"
-    text = f"{path}: the suppression list of this store, {counted(len(used), 'name')}"
-    text += "\nnothing is added to this store or erased from it without the key of the list"
+        return said, f"{path}: suppression list of this store; give its key (--suppression-key FILE) to see more"
+    text = f"{path}: suppression list of this store, {counted(len(used), 'name')}"
+    text += "\nadding and erasing samples in this store needs the key of the list"
     if held:
         text += (
-            f"\nattention: {counted(len(held), 'sample')} of this store on the list: {', '.join(held[:5])}. Erase them again "
-            f"with torchlssvm suppression apply {store.path}"
+            f"\nattention: {counted(len(held), 'sample')} of this store on the list: {listed(held)}. Erase them with "
+            f"torchlssvm suppression apply {store.path}"
         )
     return said, text
 
 
 @command(
     "suppression apply",
-    "Erase the samples of a store that are on its suppression list, e.g. after an old copy was put back.",
+    "Erase the samples of a store that are on its suppression list, for example after restoring an old backup.",
     option("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure"),
     SIGNING_KEY,
-    option("--receipt", type=Path, metavar="FILE", help="file of the receipt, outside the store"),
-    option("--compact", action="store_true", help="also destroy the bytes, see compact"),
+    option("--receipt", type=Path, metavar="FILE", help="receipt to write, outside the store"),
+    option("--compact", action="store_true", help="also destroy the bytes (see compact)"),
     SUPPRESSION_KEY,
     changes="the samples were erased",
 )
 def apply_list(options: argparse.Namespace) -> int:
-    """Erase what came back."""
+    """Erase the samples that are on the list."""
     if options.compact and options.receipt is None:
-        raise UsageError("--compact needs --receipt: afterwards nobody could tell whom the erasure was about")
+        raise UsageError(
+            "--compact needs --receipt: without a receipt nobody could tell later whose samples were erased"
+        )
     key = signing_key(options)
     with open_store(options) as store:
         done = store.erase_returned(
@@ -89,12 +93,12 @@ def apply_list(options: argparse.Namespace) -> int:
 
 @command(
     "readmit",
-    "Allow a lawful return. It takes subjects and ids off the suppression list, and adds nothing. The journal keeps an "
-    "entry of it, without names.",
+    "Take subjects and ids off the suppression list, to allow a lawful return. No sample is added. The journal records the "
+    "return without names.",
     SUBJECT,
     ID,
-    option("--receipt", type=Path, metavar="FILE", help="all names of a receipt that are on the list"),
-    option("--reason", required=True, metavar="TEXT", help="why, without the names of those concerned"),
+    option("--receipt", type=Path, metavar="FILE", help="all names in this receipt"),
+    option("--reason", required=True, metavar="TEXT", help="the reason; do not use names"),
     SUPPRESSION_KEY,
     changes="the return is allowed",
 )
@@ -112,10 +116,10 @@ def readmit(options: argparse.Namespace) -> int:
             ids, subjects = list(dict.fromkeys([*ids, *more_ids])), list(dict.fromkeys([*subjects, *more_subjects]))
             if not ids and not subjects:
                 raise ValueError(
-                    f"no name of {options.receipt} is on the suppression list: the erasure belonged to no request, or the "
-                    "return was allowed before. Nothing keeps these samples out."
+                    f"the suppression list has none of the names in {options.receipt}: the erasure did not belong to a "
+                    "request, or the return was allowed earlier. The samples can be added."
                 )
         names = store.readmit(subjects, ids, reason=options.reason)
         position = store.position
-    text = f"{counted(names, 'name')} taken off the suppression list; the journal has it as event {position}"
+    text = f"{counted(names, 'name')} taken off the suppression list (event {position} of the journal)"
     return emit(options, {"names": names, "position": position}, text)

@@ -1,4 +1,4 @@
-"""``verify``: check a certificate of erasure; the same checks for ``certificate show``."""
+"""``verify``: check a certificate of erasure. ``certificate show`` makes the same checks."""
 
 from __future__ import annotations
 
@@ -22,46 +22,42 @@ if TYPE_CHECKING:
 
 
 def add_checks(parser: argparse.ArgumentParser) -> None:
-    """Add the certificate and all that it can be checked against."""
-    parser.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
-    against = "store to check it against: follows the journal and sums the rows again"
+    """Add the certificate, and the options with which to check it."""
+    parser.add_argument("certificate", type=Path, metavar="CERT", help="certificate file")
+    against = "store to check it against: reads the journal and sums the rows again"
     parser.add_argument("--store", type=Path, metavar="STORE", help=against)
     parser.add_argument(
         "--fast",
         action="store_true",
-        help="check the sums against the rows with random vectors instead: the time of reading them once",
+        help="check the sums with random vectors instead of summing again: takes as long as reading the rows once",
     )
-    parser.add_argument(
-        "--receipt", type=Path, metavar="FILE", help="receipt of the erasure: tells whom the certificate is about"
-    )
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="receipt of the erasure, which names the erased")
     SUPPRESSION_KEY(parser)
     parser.add_argument(
-        "--exported-head", dest="head", type=Path, metavar="FILE", help="check a head that export wrote"
+        "--exported-head", dest="head", type=Path, metavar="FILE", help="also check this head, written by export"
     )
     parser.add_argument(
-        "--opening", type=Path, metavar="FILE", help="to check a head without the store (see certificate opening)"
+        "--opening", type=Path, metavar="FILE", help="key to check a head without the store (see certificate opening)"
     )
     TRUSTED_KEYS(parser)
     parser.add_argument(
         "--time-stamp", type=Path, metavar="FILE", help="response of a time stamp authority (see certificate stamp)"
     )
-    parser.add_argument(
-        "--authority", type=Path, metavar="PEM", help="root certificate of that authority, which you trust"
-    )
+    parser.add_argument("--authority", type=Path, metavar="PEM", help="root certificate of an authority that you trust")
     TIMEOUT(parser)
 
 
 def check_certificate(
     options: argparse.Namespace, certificate: Certificate, receipt: ErasureReceipt | None, allow_unsigned: bool
 ) -> dict[str, Check]:
-    """Make all checks that the options allow; VerificationError if one fails."""
+    """Make all checks for which options are given; VerificationError if one fails."""
     from torchlssvm import audit
     from torchlssvm.store import check_absence
 
     if options.fast and options.store is None:
         raise UsageError("--fast needs --store")
     if options.opening is not None and (options.store is not None or options.head is None):
-        raise UsageError("--opening is for --exported-head without --store")
+        raise UsageError("--opening needs --exported-head, and cannot be used with --store")
     if options.authority is not None and options.time_stamp is None:
         raise UsageError("--authority needs --time-stamp")
     key = trusted_keys(options)
@@ -80,7 +76,7 @@ def check_certificate(
 
 
 def read_certificate_file(path: Path) -> bytes:
-    """The bytes of a certificate's file, as they are stamped and fingerprinted."""
+    """Return the bytes of a certificate file, which are stamped and hashed as they are."""
     from torchlssvm.audit.documents import MAX_BYTES
     from torchlssvm.untrusted import read_regular
 
@@ -93,13 +89,13 @@ def check_with_store(
     absence: Callable[[SampleStore], dict[str, Check]],
     head: Any,
 ) -> dict[str, Check]:
-    """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
+    """Check the store and its head, and another head if one is given. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 
     try:
         with watched_store(options, "verifying") as store:
-            if not options.fast:  # there it is done once
-                store.check_structure()  # first: pages that lead back to themselves would hold rows without end
+            if not options.fast:  # the fast check does this itself
+                store.check_structure()  # first, since a cycle of database pages would yield rows forever
             checks = judge(store.head, store).checks | absence(store)
             if head is None:
                 return checks
@@ -107,24 +103,24 @@ def check_with_store(
     except StoreBusyError:
         raise
     except (StoreError, UnicodeDecodeError) as error:  # SQLite's messages quote damaged text
-        if not holds_store(options.store):  # a mistake in the command line, not in the store
+        if not holds_store(options.store):  # a wrong path, not a damaged store
             raise
-        raise VerificationError(f"the store does not hold up: {error}") from error
+        raise VerificationError(f"the store is damaged: {error}") from error
 
 
 @command(
     "verify",
-    "Check a certificate of erasure. Exit code 3 when it does not hold.",
+    "Check a certificate of erasure. The exit code is 3 if it does not hold.",
     add_checks,
     option(
         "--allow-unsigned",
         action="store_true",
-        help="accept a certificate without a signature, or verify without a key",
+        help="accept an unsigned certificate, or do not check the signature",
     ),
     store=False,
 )
 def verify(options: argparse.Namespace) -> int:
-    """Check the certificate; VerificationError says why it does not hold."""
+    """Check the certificate and print the result of each check."""
     from torchlssvm.audit import Certificate, ErasureReceipt
 
     certificate = Certificate.load(options.certificate)
@@ -145,14 +141,13 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def headline(options: argparse.Namespace, certificate: Certificate) -> str:
-    """The result in one line, with what was not checked and the option that would check it."""
+    """Return the result on one line, with the option that would check more."""
     if options.store is None:
         signed = "the signature is valid" if options.public_key else "the signature was not checked"
-        head = "" if options.head is None else ", the head is the one that the certificate commits to"
-        return f"{signed}{head}; give --store to check the erasure itself"
-    one = certificate.erased == 1
-    gone = "destroyed" if certificate.compacted else "not destroyed when it was issued"
-    erased = f"{counted(certificate.erased, 'sample')} erased, {'its' if one else 'their'} bytes {gone}"
-    # A suppression list does not tell: samples that were erased without a request are not on it.
-    back = f"; give --receipt to check that {'it was' if one else 'they were'} not added again"
+        head = "" if options.head is None else " and the head matches the certificate"
+        return f"{signed}{head}; the erasure was not checked (give --store)"
+    gone = "bytes destroyed" if certificate.compacted else "bytes not yet destroyed when the certificate was issued"
+    erased = f"{counted(certificate.erased, 'sample')} erased, {gone}"
+    # A suppression list is no substitute: samples that were erased without a request are not on it.
+    back = "; a return under the same ids was not checked (give --receipt)"
     return f"the certificate holds: {erased}{back if options.receipt is None else ''}"
