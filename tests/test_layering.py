@@ -193,7 +193,7 @@ def test_packages_resolve_relative_imports_from_themselves() -> None:
 
 def test_the_map_names_every_module():
     """Rows are | folder/, folder/ | `module`, ... |; "(files)" is the package's own folder."""
-    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    page = (ROOT.parent / "docs" / "modules.md").read_text()
     rows = [line.split("|")[1:3] for line in page.split("## Rooms")[1].split("\n## ")[0].splitlines() if "`" in line]
     modules = {(path.parent.relative_to(ROOT).as_posix(), path.stem) for path in ROOT.rglob("*.py")}
     left = {(room, name) for room, name in modules if name not in ("__init__", "__main__")}

@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             "single durable erasure": Erasures(folder, *((500, 128, 5) if o.small else (5000, 512, 15))).round,
             "MNIST retraining": lambda: seconds(lambda: LSSVMHead(784, 10).add(x, y).w),
             "ingest of 1,024 rows": ingest.round,
-            "demo step": lambda: statistics.mean(step.milliseconds for step in tell(0).steps) / 1e3,
+            "demo step": lambda: statistics.mean(step["ms"] for step in tell(0)["steps"]) / 1e3,
         }
         disturbance = Disturbance()
         times: dict[tuple[str, bool], list[float]] = {(n, d): [] for n in work for d in (False, True)}

@@ -200,7 +200,7 @@ def test_a_time_stamp_beside_the_certificate(
     capsys.readouterr()
     verify = ["verify", str(cert), "--public-key", str(place / "issuer.pem.pub"), "--time-stamp", str(beside)]
     assert main([*verify, "--authority", root]) == 0
-    assert "says CN=Stamps" in capsys.readouterr().out
+    assert "CN=Stamps" in capsys.readouterr().out
     assert main(verify) == 0
     assert "NOT checked" in capsys.readouterr().out
     shown = ["certificate", "show", *verify[1:], "--authority", root]
@@ -210,12 +210,12 @@ def test_a_time_stamp_beside_the_certificate(
     other = tmp_path / "other.json"
     replace(audit.Certificate.load(cert), signatures=()).save(other)
     assert main(["verify", str(other), "--allow-unsigned", "--time-stamp", str(beside)]) == 3
-    assert "over other bytes" in capsys.readouterr().err
+    assert "other bytes" in capsys.readouterr().err
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     make_authority(stranger, "ec")
     assert main([*verify, "--authority", str(stranger / "root.pem")]) == 3
-    assert "not by an authority that you trust" in capsys.readouterr().err
+    assert "not from an authority that you trust" in capsys.readouterr().err
 
 
 def test_time_stamps_that_are_none(place: Path, authority: Path, tmp_path: Path) -> None:
@@ -254,5 +254,5 @@ def test_time_stamps_that_are_none(place: Path, authority: Path, tmp_path: Path)
     subprocess.run(["openssl", "ts", "-reply", "-config", authority / "tsa.cnf", "-queryfile", tmp_path / "q2", "-inkey",
                     authority / "tsa.key", "-signer", authority / "tsa.pem", "-out", refused], capture_output=True)  # fmt: skip
     if refused.exists():
-        with pytest.raises(VerificationError, match="has not granted"):
+        with pytest.raises(VerificationError, match="did not grant"):
             audit.TimeStamp.load(refused)

@@ -92,7 +92,7 @@ def test_choices_made_from_data_confirm_no_guess(tmp_path: Path) -> None:
         said = verify(published, head, allow_unsigned=True, opening=opening).checks
         assert (said["calibration"].outcome, said["calibration"].facts) == (Outcome.HOLDS, {})
         head.calibrate(x[2:], y[2:])
-        with pytest.raises(VerificationError, match="calibration is not the one"):
+        with pytest.raises(VerificationError, match="calibration differs"):
             verify(published, head, allow_unsigned=True, opening=opening)
         victim = store.get(["s7"])
         store.apply(Remove(ids=["s7"], event_id="second"))

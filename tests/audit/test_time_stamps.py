@@ -83,7 +83,7 @@ REFUSED: dict[str, Case] = {
     "an issuer expired when it stamped": lambda: chain(ca("Middle", ROOT, end=NOW - DAY / 2)),
     "messageDigest of something else": lambda: by(TSA, digest=bytes(32)),
     "signed by another key": lambda: (token(DATA, authority(ROOT), [TSA], named=TSA, ess=TSA), ROOT.pem),
-    "over other bytes": lambda: (token(b"others", TSA, [TSA]), ROOT.pem),
+    "other bytes": lambda: (token(b"others", TSA, [TSA]), ROOT.pem),
     "rejected": lambda: by(TSA, status=2),
     "signed by itself": lambda: by(authority(None)),
     "by the trusted certificate itself": lambda: (token(DATA, TSA, [TSA]), TSA.pem),

@@ -27,10 +27,10 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
     fresh = MarginHead(J, K, rho=0.5, grid=GRID).add(torch.from_numpy(x[keep]), torch.from_numpy(y[keep]))
     assert gone["digest"] == fresh.digest()
     verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
-    assert "active follow from them" in shell.json(*verify)["checks"]["head"]
+    assert "active match" in shell.json(*verify)["checks"]["head"]
     shell("export", "s", "rest.pt")
     assert shell.json(*verify, "--exported-head", "rest.pt")["verified"] is True
-    assert "holds other samples" in shell(*verify, "--exported-head", "all.pt", code=3)
+    assert "learned others" in shell(*verify, "--exported-head", "all.pt", code=3)
     with SampleStore(shell.folder / "s") as store:
         torch.testing.assert_close(store.head.w, fresh.w, rtol=1e-12, atol=1e-12)
     page = shell.json("report", "s", "--out", "r.html")

@@ -348,7 +348,7 @@ def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
         assert int(store.get(["train/5"]).y[0]) == 1
         assert [e.event_id for e in store.history() if e.kind != "add"] == ["behind", "later"]
     assert main(["pending", "store"]) == 0
-    assert "no event is pending" in capsys.readouterr().out
+    assert "no pending events" in capsys.readouterr().out
 
 
 def test_a_refused_event_is_an_exit_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -242,7 +242,7 @@ def test_receipts_of_many_samples_are_checked_in_one_pass(store: SampleStore) ->
         event | {"ids": [*event["ids"][:-1], event["ids"][0]], "nonces": [*event["nonces"][:-1], event["nonces"][0]]},
         event | {"ids": event["ids"][:-1], "nonces": event["nonces"][:-1]},
     ):
-        with pytest.raises(VerificationError, match="of another number"):
+        with pytest.raises(VerificationError, match="of an erasure"):
             replace(receipt, events=[wrong]).check(certificate)
 
 

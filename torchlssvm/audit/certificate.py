@@ -1,18 +1,19 @@
 """Certificates of erasure: an in-toto statement in a DSSE envelope.
 
-The statement's subject is the hash of the store's journal, its predicate the fields of :class:`Certificate`; the schema is
-``schemas/certificate.json``, beside this file. The payload is canonical JSON: keys sorted, separators "," and ":", no other
-white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+The subject of the statement is the hash of the store's journal. The predicate has the fields of :class:`Certificate`; its
+schema is ``schemas/certificate.json``. The payload is canonical JSON: sorted keys, separators "," and ":", no other white
+space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 
-A certificate gives no digest of the statistics in clear: with the surviving rows that would confirm a guess about a sample
-that leaves later. It gives a commitment, HMAC-SHA-256(key of the journal's position, digest); the key is in the store only,
-until the first compaction after the state has changed. An :class:`Opening` hands it to a verifier without the store.
+A certificate contains no plain digest of the statistics, which together with the remaining rows would confirm a guess about a
+sample that is erased later. It contains a commitment instead: HMAC-SHA-256(key of the journal's position, digest). The key
+stays in the store until the first compaction after the state has changed. An :class:`Opening` gives it to a verifier without
+the store.
 
 The envelope (Dead Simple Signing Envelope, version 1) has signatures over type and payload:
 
     signed bytes = "DSSEv1" SP len(type) SP type SP len(payload) SP payload        (lengths in decimal, SP one space)
 
-A signature's ``keyid`` is only a hint: a verifier tries the keys that it trusts.
+The ``keyid`` of a signature is only a hint: a verifier tries all the keys that it trusts.
 """
 
 from __future__ import annotations
@@ -29,56 +30,57 @@ from typing import Any
 from torchlssvm.audit.documents import check_document, read_document, write_private
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
+from torchlssvm.wording import counted
 
 __all__ = ["Certificate", "Opening", "Signature"]
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:torchlssvm:erasure:v1"
-"""Names the format of the predicate; another format has another number, and is refused by its name."""
+"""The format of the predicate. Any other value is refused by name."""
 
 SUBJECT_NAME = "journal"
 
 NONCE_BYTES = 32
-"""Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
+"""Random bytes before the id in a commitment SHA-256(nonce || id). They make it impossible to test a guess."""
 
 SIGNATURE_BYTES = 64
 """Bytes of an Ed25519 signature."""
 
 OPENING_FORMAT = "torchlssvm-opening-1"
 OPENING_WARNING = (
-    "with this file and the samples that are left, guesses about samples that leave later can be tested: give it only to whom "
-    "must check the head without the store, and have it deleted afterwards"
+    "anyone who has this file and the remaining samples can test guesses about samples that are erased later. Give it only to "
+    "people who must check the head without the store, and ask them to delete it afterwards"
 )
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One signature of an envelope, and the hint which key made it."""
+    """One signature of an envelope, with a hint about the key."""
 
     keyid: str
     sig: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """Samples that were erased from a store, and the state of its head since then.
 
     Attributes:
-        events: erasures ("remove") and the requests they answer ("request"), each with its id, kind, position in the journal,
-            time, number of samples (of names, for a request) and their commitments.
-        commitment: to the digest of the head's statistics at ``position`` (None for a machine without one).
-        position: of the journal when this was issued, and ``chain``, its hash there.
-        grid: the resolution of the features, and ``normalize`` and ``scale`` where the head uses them; ``fingerprint``: the
-            network they come from.
-        shape: features and classes; ``samples``: how many the head holds.
-        compacted: whether the bytes are gone from the files too, and not only from the tables.
-        scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` that are older
-            than the erasure and still hold the samples.
-        library, time: what issued it, and when.
+        events: the erasures ("remove") and the requests they answer ("request"), each with its id, kind, position in the
+            journal, time, number of samples (or names) and commitments.
+        commitment: to the digest of the head's statistics at ``position``; None for a machine without a digest.
+        position: number of entries in the journal when the certificate was issued; ``chain`` is the hash of the journal there.
+        grid: the resolution of the features, and ``normalize`` and ``scale`` if the head uses them.
+        fingerprint: of the network that computes the features.
+        shape: number of features and classes; ``samples``: number of remaining samples.
+        compacted: the store's files were rewritten after the erasure, so the bytes are gone.
+        scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` from before the
+            erasure, which still contain the samples.
+        library, time: the issuing version, and the time.
         files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
-        requests: that the events answer, each with ``id``, ``received``, ``due`` and ``reason``; no person is named.
-        signatures: of the envelope; none when it is unsigned.
+        requests: the requests that the events answer, each with ``id``, ``received``, ``due`` and ``reason``, without names.
+        signatures: of the envelope; empty if it is unsigned.
     """
 
     events: list[dict[str, Any]]
@@ -97,10 +99,16 @@ class Certificate:
     requests: list[dict[str, str]] = field(default_factory=list)
     signatures: tuple[Signature, ...] = ()
 
+    def __repr__(self) -> str:
+        erasures = sum(event["kind"] == "remove" for event in self.events)
+        what = f"{counted(self.erased, 'sample')} erased in {counted(erasures, 'event')}, {self.samples:,} remaining"
+        state = f"{'' if self.compacted else 'not '}compacted, {counted(len(self.signatures), 'signature')}"
+        return f"Certificate({what}, {state}, issued {self.time[:19]} at position {self.position})"
+
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def statement(self) -> dict[str, Any]:
-        """The in-toto statement, as primitives."""
+        """Return the in-toto statement as primitives."""
         return {
             "_type": STATEMENT_TYPE,
             "subject": [{"name": SUBJECT_NAME, "digest": {"sha256": self.chain}}],
@@ -109,37 +117,37 @@ class Certificate:
         }
 
     def payload(self) -> bytes:
-        """The statement as bytes."""
+        """Return the statement as bytes."""
         return canonical(self.statement())
 
     def message(self) -> bytes:
-        """The bytes that are signed."""
+        """Return the bytes that are signed."""
         return signed_bytes(self.payload())
 
     def to_json(self) -> str:
-        """The envelope as one line of canonical JSON."""
+        """Return the envelope as one line of canonical JSON."""
         signatures = [{"keyid": s.keyid, "sig": base64.b64encode(s.sig).decode()} for s in self.signatures]
         payload = base64.b64encode(self.payload()).decode()
         return canonical({"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": signatures}).decode()
 
     def signed(self, signature: bytes, keyid: str = "") -> Certificate:
-        """The same with one more signature, which replaces one under the same key id."""
+        """Return a copy with one more signature. It replaces a signature with the same key id."""
         kept = [s for s in self.signatures if not keyid or s.keyid != keyid]
         return replace(self, signatures=(*kept, Signature(keyid, signature)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file."""
+        """Write the certificate to a file."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
     @property
     def erased(self) -> int:
-        """The number of samples its events removed."""
+        """Number of erased samples."""
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """True if a sample is among those that its events erased; only the nonce from its receipt can tell.
+        """Return True if a sample is among the erased ones. This needs the sample's nonce, which is in the receipt.
 
         A nonce has exactly 32 bytes: a longer one could contain the beginning of another id.
         """
@@ -150,7 +158,7 @@ class Certificate:
         return any(wanted in event["commitments"] for event in self.events if event["kind"] == "remove")
 
     def opens(self, key: bytes, digest: str | None) -> bool:
-        """True if the digest is the one that was committed to under a key; both None for a machine without a digest."""
+        """Return True if the commitment is to this digest under this key, or if neither exists."""
         if self.commitment is None or digest is None:
             return self.commitment is digest is None
         return hmac.compare_digest(hmac.digest(key, digest.encode(), "sha256").hex(), self.commitment)
@@ -159,12 +167,12 @@ class Certificate:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read it from a regular file; VerificationError when it holds no certificate."""
+        """Read a certificate from a regular file; VerificationError if the file contains none."""
         return cls.from_dict(read_document(path, "certificate"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
-        """Read an envelope; VerificationError when it does not hold a certificate."""
+        """Read an envelope; VerificationError if it contains no certificate."""
         return cls.from_dict(read_document(text.encode() if isinstance(text, str) else text, "certificate"))
 
     @classmethod
@@ -187,11 +195,11 @@ class Certificate:
         return found
 
     def checked(self) -> Certificate:
-        """The same certificate, read from its own JSON, so that every field is checked."""
+        """Return the certificate read again from its own JSON, so that every field is checked."""
         return self.from_json(self.to_json())
 
     def _contradiction(self) -> str | None:
-        """What is wrong beyond what the schema can say; None if nothing is."""
+        """Return a contradiction that the schema cannot express, or None."""
         if any(len(signature.sig) != SIGNATURE_BYTES for signature in self.signatures):
             return f"a signature does not have {SIGNATURE_BYTES} bytes"
         if len({event["position"] for event in self.events}) < len(self.events):
@@ -202,25 +210,28 @@ class Certificate:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Opening:
-    """The key of the commitment to the state at one position; the hash of the journal there says which.
+    """The key of the commitment to one state, and the hash of the journal at that state.
 
-    With it, a holder of the rows that are left can test guesses about samples that were in this state and leave later. Give it
-    to those only who must check a head without its store, and let them delete it afterwards.
+    Anyone who has the key and the remaining rows can test guesses about samples that are erased later. Give it only to people
+    who must check a head without its store, and ask them to delete it afterwards.
     """
 
     chain: str
     key: str
     format: str = OPENING_FORMAT
 
+    def __repr__(self) -> str:  # without the key
+        return f"Opening(chain={self.chain[:16]!r}...)"
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a new file that only its owner can read."""
+        """Write the opening to a new file that only its owner can read."""
         write_private(path, canonical(asdict(self)) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Opening:
-        """Read it from a regular file; VerificationError when it holds none."""
+        """Read an opening from a regular file; VerificationError if the file contains none."""
         return cls.from_dict(read_document(path, "opening"))
 
     @classmethod
@@ -229,12 +240,12 @@ class Opening:
         return cls(**check_document(data, "opening"))
 
     def secret(self) -> bytes:
-        """The key as bytes."""
+        """Return the key as bytes."""
         return bytes.fromhex(self.key)
 
 
 def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """The pre-authentication encoding of DSSE.
+    """Return the pre-authentication encoding of DSSE.
 
     >>> signed_bytes(b"hello world", "http://example.com/HelloWorld")
     b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
@@ -244,7 +255,7 @@ def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 
 def from_base64(text: str) -> bytes:
-    """Decode standard base64 with padding, written in the one way it can be written."""
+    """Decode standard base64 with padding, and refuse any other spelling of the same bytes."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except ValueError:
@@ -255,5 +266,5 @@ def from_base64(text: str) -> bytes:
 
 
 def sample_commitment(sample_id: str, nonce: bytes) -> str:
-    """SHA-256(nonce || id), as hex: a sample, or a name of a request, as journal and certificate have it."""
+    """Return SHA-256(nonce || id) as hex: the commitment to a sample or to a name in a request."""
     return hashlib.sha256(nonce + sample_id.encode()).hexdigest()

@@ -56,7 +56,7 @@ class Check:
         return printable(SENTENCES[self.name](self.outcome, self.facts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The checks that were made, by name. A report is always true: if a check fails, there is no report."""
 
@@ -64,6 +64,9 @@ class Report:
 
     def __bool__(self) -> bool:
         return True
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(f'{name}: {check.outcome.value}' for name, check in self.checks.items())})"
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {check}" for name, check in self.checks.items())

@@ -1,4 +1,4 @@
-"""Files of an audit: read within bounds and checked against their JSON schemas; secret ones written for their owner only."""
+"""Files of an audit: read with a size limit, checked against their JSON schemas, and written for their owner only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SCHEMAS = Path(__file__).parent / "schemas"
 """Folder of the JSON schemas."""
 
 MAX_BYTES = {"certificate": 2**28, "receipt": 2**31, "opening": 2**16}
-"""Bytes of a file: three million samples; more than SQLite lets a store keep of one erasure; 300 times an opening."""
+"""Largest sizes of files: three million samples; more than SQLite keeps of one erasure; 300 times an opening."""
 
 NAMES = {"certificate": "a certificate", "envelope": "a certificate", "receipt": "a receipt", "opening": "an opening"}
 
 
 def read_document(source: str | bytes | os.PathLike[str], kind: str) -> Any:
-    """Parse JSON (bytes), or that of a regular file (a path), within bounds; VerificationError when it is none."""
+    """Parse JSON from bytes or a regular file, with a size limit; VerificationError if it is not JSON."""
     try:
         return loads(source if isinstance(source, bytes) else read_regular(source, MAX_BYTES[kind]))
     except ValueError as error:
@@ -30,7 +30,7 @@ def read_document(source: str | bytes | os.PathLike[str], kind: str) -> Any:
 
 
 def check_document(data: Any, kind: str) -> dict[str, Any]:
-    """Check the fields by the schema of this kind; VerificationError names the first that is wrong."""
+    """Check the fields against the schema of this kind; VerificationError names the first wrong one."""
     plain = dict(data) if isinstance(data, Mapping) else data
     try:
         schema.check(plain, schema.load(SCHEMAS / f"{kind}.json"))

@@ -1,4 +1,4 @@
-"""Ed25519 keys and signatures of certificates. They need the package ``cryptography`` (extra ``audit``)."""
+"""Ed25519 keys and signatures of certificates. This needs the package ``cryptography`` (extra ``audit``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["PassphraseError", "find_signer", "key_id", "new_key", "private_key", "public_key", "sign", "trusted_keys"]
 
 MAX_KEY_FILE_BYTES = 2**16
-"""Bytes of a file with a key: a PEM has 120, an encrypted one 300."""
+"""Largest size of a key file; a PEM file has 120 bytes, an encrypted one 300."""
 
 
 class PassphraseError(ValueError):
-    """A private key is protected by a passphrase, and none or a wrong one was given."""
+    """A private key needs a passphrase, and the passphrase is missing or wrong."""
 
 
 def _ed25519() -> Any:
@@ -35,7 +35,7 @@ def _ed25519() -> Any:
 
 
 def new_key(path: str | os.PathLike[str], passphrase: bytes | str | None = None) -> Path:
-    """Write a new private key (PEM, readable by its owner only) and its public key beside it; returns the latter's path.
+    """Write a new private key (PEM, readable by its owner only) and its public key; return the path of the public key.
 
     ``passphrase``: encrypts the private key.
     """
@@ -50,7 +50,7 @@ def new_key(path: str | os.PathLike[str], passphrase: bytes | str | None = None)
     public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
     beside = Path(f"{os.fspath(path)}.pub")
     if os.path.lexists(beside):
-        raise FileExistsError(f"{beside} is there already: a key is not written over")
+        raise FileExistsError(f"{beside} exists: keys are never overwritten")
     write_private(path, private)
     beside.write_bytes(public)
     return beside
@@ -61,20 +61,20 @@ def _as_bytes(text: bytes | str | None) -> bytes | None:
 
 
 def private_key(given: Any, passphrase: bytes | str | None = None) -> Ed25519PrivateKey:
-    """A private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file with one of them.
+    """Load a private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file.
 
-    ``passphrase``: of a PEM that is encrypted; PassphraseError when it is missing or wrong.
+    ``passphrase``: of an encrypted PEM; PassphraseError if it is missing or wrong.
     """
     return _key(given, True, _as_bytes(passphrase))  # type: ignore[no-any-return]
 
 
 def public_key(given: Any) -> Ed25519PublicKey:
-    """A public key; see :func:`private_key`."""
+    """Load a public key; see :func:`private_key`."""
     return _key(given, False)  # type: ignore[no-any-return]
 
 
 def key_id(key: Any) -> str:
-    """SHA-256 of a public key, or of that of a private one (of its DER form), as ``openssl pkey`` gives it too."""
+    """Return the SHA-256 of a public key (DER), as for ``openssl pkey``. A private key gives the id of its public key."""
     from cryptography.hazmat.primitives import serialization as s
 
     public = key.public_key() if hasattr(key, "public_key") else key
@@ -83,7 +83,7 @@ def key_id(key: Any) -> str:
 
 
 def trusted_keys(given: Any) -> list[tuple[str, Ed25519PublicKey]]:
-    """The keys that a verifier trusts, each with the name of its holder ("" when none is given).
+    """Return the keys that a verifier trusts, each with the name of its holder ("" if it has none).
 
     ``given``: one key, a list of keys, or a mapping from names of holders to keys or lists of keys.
     """
@@ -95,9 +95,9 @@ def trusted_keys(given: Any) -> list[tuple[str, Ed25519PublicKey]]:
 
 
 def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519PublicKey] | None:
-    """The first trusted key that has signed, with its holder's name; see :func:`trusted_keys`. None if none of them has.
+    """Return the first trusted key that has signed, with the name of its holder, or None; see :func:`trusted_keys`.
 
-    Every key is tried with every signature: the key id in the envelope is a hint, and may be anything.
+    Every key is tried with every signature, because the key id in the envelope is only a hint.
     """
     _ed25519()
     from cryptography.exceptions import InvalidSignature
@@ -120,14 +120,14 @@ def _key(given: Any, private: bool, passphrase: bytes | None = None) -> Any:
     if isinstance(given, wanted):
         return given
     if isinstance(given, ed25519.Ed25519PrivateKey) and not private:
-        raise ValueError(f"this is a private key; a {what} is needed")
+        raise ValueError(f"expected a {what}, got a private key")
     data = given
     if isinstance(data, str) and "-----BEGIN" in data:
         data = data.encode()
     if isinstance(data, str | os.PathLike):
         data = read_regular(data, MAX_KEY_FILE_BYTES)
     if not isinstance(data, bytes | bytearray):
-        raise ValueError(f"a {what} is 32 bytes, a PEM or a path to one; got {type(given).__name__}")
+        raise ValueError(f"a {what} is 32 bytes, a PEM or a path; got {type(given).__name__}")
     from cryptography.hazmat.primitives import serialization as s
 
     try:
@@ -135,23 +135,23 @@ def _key(given: Any, private: bool, passphrase: bytes | None = None) -> Any:
             make = wanted.from_private_bytes if private else wanted.from_public_bytes
             return make(bytes(data))
         if private and b"ENCRYPTED" in data and passphrase is None:
-            raise PassphraseError("the private key is protected by a passphrase: give it")
-        secret = passphrase if b"ENCRYPTED" in data else None  # none is needed for a key that is not protected
+            raise PassphraseError("the private key needs a passphrase")
+        secret = passphrase if b"ENCRYPTED" in data else None  # an unprotected key needs none
         key: Any = s.load_pem_private_key(bytes(data), secret) if private else s.load_pem_public_key(bytes(data))
     except PassphraseError:
         raise
     except (ValueError, TypeError) as error:
         if private and b"ENCRYPTED" in data:
-            raise PassphraseError("the passphrase does not fit the private key") from None
-        raise ValueError(f"no {what}: {error}") from None
-    except Exception as error:  # cryptography has an error of its own for a key of an unknown kind
-        raise ValueError(f"no {what}: {type(error).__name__}") from None
+            raise PassphraseError("wrong passphrase for the private key") from None
+        raise ValueError(f"not a {what}: {error}") from None
+    except Exception as error:  # cryptography raises its own error for unknown kinds of keys
+        raise ValueError(f"not a {what}: {type(error).__name__}") from None
     if not isinstance(key, wanted):
-        raise ValueError(f"no {what}: it is a {type(key).__name__}")
+        raise ValueError(f"not a {what}: it is a {type(key).__name__}")
     return key
 
 
 def sign(certificate: Certificate, key: Any, passphrase: bytes | str | None = None) -> Certificate:
-    """The certificate with one Ed25519 signature more; sign again with another key to hand over from the one to the other."""
+    """Return the certificate with one more Ed25519 signature. Sign again with another key to replace the first one."""
     private = private_key(key, passphrase)
     return certificate.signed(private.sign(certificate.message()), key_id(private))

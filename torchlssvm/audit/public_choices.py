@@ -1,7 +1,7 @@
-"""Choices that a head made from data, as a certificate names them: how they were made in clear, their values as commitments.
+"""Choices that a head made from data, as a certificate lists them: the method in plain text, the value as a commitment.
 
-A value that samples have shaped (a calibration's numbers, a chosen rho) tells of them as a digest does: with the rows that are
-left, a guess about a sample that leaves later could be tested. A holder of the key of the state can still compare it.
+A value that samples have shaped (a calibration, a chosen rho) reveals as much as a digest: together with the remaining rows, it
+could confirm a guess about a sample that is erased later. Those who have the key of the state can still compare the value.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torchlssvm.linear.data_choices import ChoiceState
 
 
 def public_choices(head: LinearHead, key: bytes | None) -> dict[str, dict[str, str]]:
-    """For each choice its state, how it was made and, with a key, HMAC(key, "choice " || canonical JSON of its facts).
+    """Return the state and method of each choice and, with a key, HMAC(key, "choice " || canonical JSON of its facts).
 
-    Names of columns and scales that were chosen are options of the head, and stand in clear.
+    Chosen columns and scales are options of the head, and are in plain text.
     """
     out = {}
     for name, choice in head.choices.items():

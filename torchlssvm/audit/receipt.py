@@ -1,7 +1,7 @@
-"""Receipts of erasures: the file that tells whom a certificate is about.
+"""Receipts of erasures, which name the samples of a certificate.
 
-A certificate holds commitments SHA-256(nonce || id) only. Its receipt holds the ids, their nonces and the request, so it names
-people: it is kept apart from store and certificate for as long as the answer may be questioned, and destroyed then.
+A certificate contains only commitments SHA-256(nonce || id). The receipt contains the ids, the nonces and the request, so it
+names people. Keep it away from the store and the certificate, and destroy it when nobody can question the answer any longer.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from torchlssvm.audit.certificate import Certificate, sample_commitment
 from torchlssvm.audit.checks import Check, Outcome
 from torchlssvm.audit.documents import check_document, read_document, write_private
 from torchlssvm.errors import VerificationError
+from torchlssvm.wording import counted
 
 __all__ = ["ErasureReceipt"]
 
 RECEIPT_FORMAT = "torchlssvm-receipt-1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ErasureReceipt:
     """The samples of some erasures and their nonces.
 
     Attributes:
-        events: for each erasure its event id, its position in the journal, the ids of its samples and a nonce for each (hex).
-        request: the request they belong to: ``id``, ``received``, ``due``, and ``names``, each with ``kind`` ("subject" or
-            "id"), ``name`` and the ``nonce`` of its commitment in the journal; None without a request.
-        time: when the receipt was made.
+        events: the erasures, each with its event id, position in the journal, the ids of its samples and their nonces (hex).
+        request: the request that they answer: ``id``, ``received``, ``due``, and ``names``, each with ``kind`` ("subject" or
+            "id"), ``name`` and the ``nonce`` of its commitment; None without a request.
+        time: when the receipt was written.
     """
 
     events: list[dict[str, Any]]
@@ -37,25 +38,30 @@ class ErasureReceipt:
     time: str
     format: str = RECEIPT_FORMAT
 
+    def __repr__(self) -> str:  # without names: it may end up in a log
+        request = "" if self.request is None else f", request {self.request['id']!r}"
+        events = counted(len(self.events), "event")
+        return f"ErasureReceipt({counted(self.samples, 'sample')} in {events}{request}, written {self.time[:19]})"
+
     @property
     def ids(self) -> list[str]:
-        """The ids of all samples."""
+        """Ids of all samples."""
         return [i for event in self.events for i in event["ids"]]
 
     @property
     def subjects(self) -> list[str]:
-        """The subjects that the request names."""
+        """Subjects that the request names."""
         return [n["name"] for n in (self.request or {"names": []})["names"] if n["kind"] == "subject"]
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return len(self.ids)
 
     def check(self, certificate: Certificate) -> Check:
         """Check that a certificate is about these samples; VerificationError if it is not.
 
-        The request, and with it the names of people, counts only if the certificate names it with the same names.
+        The request, and the people in it, count only if the certificate contains the same request with the same names.
         """
         certified = {event["event_id"]: event for event in certificate.events if event["kind"] == "remove"}
         for event in self.events:
@@ -68,9 +74,7 @@ class ErasureReceipt:
                 if sample_commitment(sample, bytes.fromhex(nonce)) not in known:
                     raise VerificationError(f"the certificate is not about the sample {sample[:80]!r} of the receipt")
             if len(known) != len(set(event["ids"])) or len(known) != len(event["ids"]):
-                raise VerificationError(
-                    f"the receipt names {len(event['ids'])} samples of an erasure of another number"
-                )
+                raise VerificationError(f"the receipt names {len(event['ids'])} samples of an erasure of {len(known)}")
         named = self.is_request_of(certificate)
         facts = {
             "ids": self.ids,
@@ -82,7 +86,7 @@ class ErasureReceipt:
         return Check("receipt", Outcome.HOLDS, facts)
 
     def is_request_of(self, certificate: Certificate) -> bool:
-        """True if the certificate has the request as an event; VerificationError if that has other names."""
+        """Return True if the certificate contains the request; VerificationError if it does so with other names."""
         if self.request is None:
             return False
         opened = [e for e in certificate.events if e["kind"] == "request" and e["event_id"] == self.request["id"]]
@@ -92,12 +96,12 @@ class ErasureReceipt:
         return bool(opened)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""
+        """Write the receipt to a new file that only its owner can read; FileExistsError if the file exists."""
         write_private(path, (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ErasureReceipt:
-        """Read it from a regular file; VerificationError when it holds no receipt."""
+        """Read a receipt from a regular file; VerificationError if the file contains none."""
         return cls.from_dict(read_document(path, "receipt"))
 
     @classmethod
@@ -105,5 +109,5 @@ class ErasureReceipt:
         """Check the fields and their types; VerificationError names the first that is wrong."""
         found = cls(**check_document(data, "receipt"))
         if any(len(event["ids"]) != len(event["nonces"]) for event in found.events):
-            raise VerificationError("not a receipt: an erasure needs a nonce for each id")
+            raise VerificationError("not a receipt: every id needs a nonce")
         return found

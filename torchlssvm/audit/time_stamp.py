@@ -1,18 +1,18 @@
 """Time stamps of certificates (RFC 3161): the request to an authority, and the check of its response.
 
-Nothing here talks to an authority: the request is a file to send, the response a file that stands beside the certificate. The
-stamp is over the bytes of the certificate's file, so that ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` judges it too.
-A request has no nonce: an older response to the same bytes would be as true.
+This module does not use the network: you send the request and save the response next to the certificate. The stamp covers the
+bytes of the certificate file, so ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` checks it too. A request has no nonce,
+because an older response to the same bytes would be just as valid.
 
-Signature and certificate path are checked by ``rfc3161-client`` (extra ``audit``); what it leaves out is checked here. It takes
-DER to the letter, and not all authorities write it so: see :func:`normalized`.
+``rfc3161-client`` (extra ``audit``) checks the signature and the certificate path; this module checks what it leaves out. The
+library accepts only strict DER, which not all authorities write: see :func:`normalized`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from torchlssvm.untrusted import read_regular
 __all__ = ["TimeStamp", "time_stamp_request"]
 
 MAX_STAMP_BYTES = 2**20
-"""Bytes of a response: it has about 5,000, with the certificates of the authority."""
+"""Largest size of a response; a usual one has 5,000 bytes, with the certificates of the authority."""
 
 SHA256_OID = "2.16.840.1.101.3.4.2.1"
 GRANTED = 0
@@ -51,7 +51,7 @@ def _library() -> Any:
 
 
 def time_stamp_request(data: bytes) -> bytes:
-    """The request (TimeStampReq, DER) to stamp the bytes of a certificate's file; the authority's certificate is asked for."""
+    """Return the request (TimeStampReq, DER) for a stamp over the bytes of a certificate file."""
     library = _library()
     builder = library.TimestampRequestBuilder(data, library.HashAlgorithm.SHA256, nonce=False, cert_req=True)
     return bytes(builder.build().as_bytes())
@@ -59,20 +59,20 @@ def time_stamp_request(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TimeStamp:
-    """The response of an authority. Its fields are claims until :meth:`check` has been asked with a trusted authority.
+    """The response of an authority. Its fields are claims until :meth:`check` is called with a trusted authority.
 
     Attributes:
-        time: that the authority gives, UTC.
-        digest: SHA-256 of the bytes that were stamped.
+        time: the time that the authority states, UTC.
+        digest: SHA-256 of the stamped bytes.
     """
 
     time: datetime
     digest: bytes
-    _response: Any
+    _response: Any = field(repr=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TimeStamp:
-        """Read the response of an authority from a file; VerificationError when it does not hold one."""
+        """Read the response of an authority from a file; VerificationError if the file contains none."""
         try:
             return cls.from_der(read_regular(path, MAX_STAMP_BYTES))
         except ValueError as error:
@@ -80,16 +80,16 @@ class TimeStamp:
 
     @classmethod
     def from_der(cls, data: bytes) -> TimeStamp:
-        """Read a TimeStampResp; VerificationError when it is not one, or refuses."""
+        """Read a TimeStampResp; VerificationError if it is malformed or a refusal."""
         library = _library()
         try:
             response = library.decode_timestamp_response(normalized(data))
             if response.status != GRANTED:
-                raise VerificationError(f"the authority has not granted the time stamp (status {response.status})")
+                raise VerificationError(f"the authority did not grant the time stamp (status {response.status})")
             info = response.tst_info
             imprint = info.message_imprint
             if imprint.hash_algorithm.dotted_string != SHA256_OID:
-                raise ValueError("the stamp is over another hash than SHA-256")
+                raise ValueError("the stamp uses another hash than SHA-256")
             if info.version != 1:
                 raise ValueError(f"version {info.version} of RFC 3161, expected 1")
             return cls(info.gen_time, bytes(imprint.message), response)
@@ -97,21 +97,21 @@ class TimeStamp:
             raise VerificationError(f"not a time stamp: {str(error)[:200]}") from None
 
     def check(self, data: bytes, authority: Any = None) -> Check:
-        """Check that the stamp is over some bytes; VerificationError if it is not.
+        """Check that the stamp covers these bytes; VerificationError if it does not.
 
-        ``authority``: root certificates (PEM, as bytes or a file) that the verifier trusts. Without them the authority's
-        signature is not checked, and the outcome says so.
+        ``authority``: root certificates (PEM, as bytes or a file) that you trust. Without them the signature of the
+        authority is not checked, and the outcome says so.
         """
         with checking("time stamp"):
             if hashlib.sha256(data).digest() != self.digest:
-                raise VerificationError("the time stamp is over other bytes than those of the certificate's file")
+                raise VerificationError("the time stamp covers other bytes than those of the certificate file")
             if authority is None:
                 return Check("time stamp", Outcome.NOT_CHECKED, {"time": self.time})
             name = self._check_signature(data, read_roots(authority))
             return Check("time stamp", Outcome.HOLDS, {"time": self.time, "authority": name})
 
     def _check_signature(self, data: bytes, roots: list[Any]) -> str:
-        """Check the authority's signature and certificates; returns its name."""
+        """Check the signature and the certificates of the authority; return its name."""
         from cryptography import x509
 
         try:
@@ -124,26 +124,26 @@ class TimeStamp:
             check_attributes(signed_attributes(self._response.time_stamp_token()), certificate_bytes(signer))
         except VerificationError:
             raise
-        except Exception as error:  # both libraries have errors of many kinds for what a crafted token holds
+        except Exception as error:  # both libraries raise many kinds of errors for crafted tokens
             raise VerificationError(
-                f"the time stamp is not by an authority that you trust, or was altered: {str(error)[:200]}"
+                f"the time stamp was altered, or is not from an authority that you trust: {str(error)[:200]}"
             ) from None
         return str(signer.subject.rfc4514_string())
 
 
 def read_roots(given: Any) -> list[Any]:
-    """Trusted certificates from PEM bytes or a file; ValueError if there is none."""
+    """Read trusted certificates from PEM bytes or a file; ValueError if there are none."""
     from cryptography import x509
 
     pem = given if isinstance(given, bytes) else read_regular(given, MAX_STAMP_BYTES)
     try:
         return list(x509.load_pem_x509_certificates(pem))
     except ValueError as error:
-        raise ValueError(f"no certificate of a time stamp authority: {error}") from None
+        raise ValueError(f"not a certificate of a time stamp authority: {error}") from None
 
 
 def certificate_bytes(certificate: Any) -> bytes:
-    """A certificate as DER."""
+    """Return a certificate as DER."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return bytes(certificate.public_bytes(Encoding.DER))
@@ -153,7 +153,7 @@ def certificate_bytes(certificate: Any) -> bytes:
 
 
 def elements(data: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of the DER elements of some bytes; ValueError or IndexError if they end too soon."""
+    """Split bytes into DER elements, as tag and content; ValueError or IndexError if they are truncated."""
     found, at = [], 0
     while at < len(data):
         tag, size = data[at], data[at + 1]
@@ -164,12 +164,12 @@ def elements(data: bytes) -> list[tuple[int, bytes]]:
         found.append((tag, data[at : at + size]))
         at += size
     if at > len(data):
-        raise ValueError("DER ends too soon")
+        raise ValueError("truncated DER")
     return found
 
 
 def element(tag: int, content: bytes) -> bytes:
-    """A DER element."""
+    """Return a DER element."""
     size = len(content)
     width = (size.bit_length() + 7) // 8
     head = bytes([tag, size]) if size < 0x80 else bytes([tag, 0x80 | width]) + size.to_bytes(width, "big")
@@ -177,10 +177,10 @@ def element(tag: int, content: bytes) -> bytes:
 
 
 def normalized(response: bytes) -> bytes:
-    """A response with the certificates of its token in the order of DER, and "granted with modifications" as plain grant.
+    """Sort the certificates of a response as DER requires, and turn "granted with modifications" into a plain grant.
 
-    The library refuses both, and nothing signs them: signatures are over the TSTInfo and the signed attributes, which stay as
-    they are. What cannot be taken apart is returned as it is, for the library to refuse.
+    The library refuses both forms. Neither is signed: signatures cover the TSTInfo and the signed attributes, which do not
+    change. Bytes that cannot be parsed are returned unchanged, and the library refuses them.
     """
     try:
         ((_, body),) = elements(response)
@@ -200,11 +200,11 @@ def normalized(response: bytes) -> bytes:
     return element(SEQUENCE, element(SEQUENCE, status) + element(SEQUENCE, token))
 
 
-# -- what rfc3161-client does not look at: the signed attributes -------------------------------------------------------
+# -- signed attributes, which rfc3161-client does not check -----------------------------------------------------------
 
 
 def signed_attributes(token: bytes) -> list[tuple[bytes, bytes]]:
-    """Object identifier and values of each signed attribute of the one SignerInfo of a token."""
+    """Return the object identifier and the values of each signed attribute in the only SignerInfo of a token."""
     (_, content) = elements(elements(token)[0][1])  # ContentInfo: type, [0] content
     signed_data = elements(content[1])[0][1]
     (signer,) = elements(elements(signed_data)[-1][1])
@@ -213,16 +213,16 @@ def signed_attributes(token: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def check_attributes(attributes: list[tuple[bytes, bytes]], signer: bytes) -> None:
-    """Check that no attribute is there twice, and that one names the certificate (DER) that signed."""
+    """Check that no attribute occurs twice, and that one of them names the signer's certificate (DER)."""
     kinds = [kind for kind, _ in attributes]
     if len(set(kinds)) < len(kinds) or MESSAGE_DIGEST not in kinds:
-        raise VerificationError("not a time stamp: a signed attribute is missing, or there twice")
+        raise VerificationError("not a time stamp: a signed attribute is missing or occurs twice")
     named = [(SIGNING_CERTIFICATES[kind], values) for kind, values in attributes if kind in SIGNING_CERTIFICATES]
     if not named:
-        raise VerificationError("not a time stamp: no signed attribute names the certificate that signed")
+        raise VerificationError("not a time stamp: no signed attribute names the signer's certificate")
     for function, values in named:
         first = elements(elements(elements(elements(values)[0][1])[0][1])[0][1])  # SigningCertificate, certs, ESSCertID
         if first[0][0] == SEQUENCE:
             function, first = HASHES[elements(first[0][1])[0][1]], first[1:]
         if first[0] != (OCTET_STRING, hashlib.new(function, signer).digest()):
-            raise VerificationError("the time stamp names another certificate than the one that signed")
+            raise VerificationError("the time stamp names another certificate than the signer's")

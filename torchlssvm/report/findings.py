@@ -44,7 +44,7 @@ class CertificateFile:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Findings:
     """The contents of a report; n samples, K classes."""
 
@@ -69,6 +69,11 @@ class Findings:
     requests: list[ErasureRequest] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)  # open tasks, in words
     compacted: int = 0  # position up to which bytes are destroyed
+
+    def __repr__(self) -> str:
+        suspicious = counted(len(self.labels.suspects), "suspicious label")
+        size = f"{counted(len(self.added), 'sample')}, leave-one-out accuracy {self.accuracy:.1%}"
+        return f"Findings({size}, {suspicious}, {counted(len(self.waiting), 'open task')})"
 
     @property
     def scores_width(self) -> int:
