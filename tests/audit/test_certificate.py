@@ -72,8 +72,8 @@ def test_what_is_printed_is_short_and_names_nobody(store: SampleStore) -> None:
         assert "\n" not in shown
         for secret in ("user-2", "s2", opening.key, *(n for e in receipt.events for n in e["nonces"])):
             assert secret not in shown
-    assert "8 samples" in repr(certificate)
-    assert "8 samples" in repr(receipt)
+    assert "7 samples" in repr(certificate)
+    assert "7 samples" in repr(receipt)
 
 
 def test_it_holds(store: SampleStore, tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ if TYPE_CHECKING:
         help="layers of the network that the head learns from, separated by commas (default: last)",
     ),
     option("--pool", metavar="mean|std|...", help="how to pool a layer, separated by commas (default: mean)"),
-    option("--max-features", type=count, metavar="J", help="largest number of features of several layers (default: 4096)"),
+    option(
+        "--max-features", type=count, metavar="J", help="largest number of features of several layers (default: 4096)"
+    ),
     option("--views", metavar="flip", help="average the features of each image and its mirror image"),
     changes="the store was created",
 )
