@@ -115,7 +115,7 @@ def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> Non
         texts[group or verb] = GROUPS.get(group, first)
         added = (groups[group] if group else commands).add_parser(verb, help=first, description=one.text)
         if one.store:
-            added.add_argument("store", type=store_path, metavar="STORE", help="folder of the store")
+            added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
         for add_option in one.options:
             add_option(added)
         if one.store:
@@ -142,14 +142,6 @@ def one_of(*options: Option, required: bool = False) -> Option:
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
-
-
-def store_path(text: str) -> Path:
-    """Parse the folder of a store; an address such as s3://bucket/store is refused."""
-    scheme, mark, _ = text.partition("://")
-    if mark and scheme.isalnum():
-        raise argparse.ArgumentTypeError(f"{text} is not a folder on this machine: a store must be on a local disk")
-    return Path(text)
 
 
 def seconds(text: str) -> float:

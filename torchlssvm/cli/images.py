@@ -47,9 +47,6 @@ class ImageFolder:
         labelled: every image must be in the sub-folder of its class.
     """
 
-    tolerance = 1e-3
-    """Features that are computed again may differ in their last bits."""
-
     def __init__(self, folder: Path, subjects: str | None = None, by_position: bool = False, labelled: bool = True):
         self.path, self.paths = folder, [folder]
         if labelled or not folder.is_file():

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ class SampleFile:
     y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
     ids: list[str] | None
     subjects: list[str | None] | None
-
-    tolerance: ClassVar[float] = 0.0
-    """Largest relative difference allowed when the same sample is read again."""
 
     @property
     def width(self) -> int:
