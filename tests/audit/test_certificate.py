@@ -85,7 +85,7 @@ def test_it_holds(store: SampleStore, tmp_path: Path) -> None:
         report = verify(form, head=store.head, store=store, public_key=PUBLIC)
         assert report
         assert set(report.checks) == {
-            "signature", "journal", "erased", "rows", "state", "compacted", "files", "head"
+            "signature", "journal", "erased", "rows", "state", "compacted", "files", "head", "rho"
         }  # fmt: skip
     assert len(str(report).splitlines()) == len(report.checks)
     assert verify(certificate, store=store, public_key=PUBLIC)
