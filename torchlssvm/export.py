@@ -246,7 +246,7 @@ def _example(example: Any) -> tuple[Any, Any]:
     batch = torch.export.Dim("batch")
     if isinstance(example, Mapping):
         length = torch.export.Dim("length")
-        made = {name: torch.ones_like(value) for name, value in example.items()}  # a mask must show its tokens
+        made: Any = {name: torch.ones_like(value) for name, value in example.items()}  # a mask must show its tokens
         rows = len(next(iter(made.values())))
         shapes: Any = {name: {0: batch, 1: length} for name in made}
     else:

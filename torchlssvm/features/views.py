@@ -131,7 +131,8 @@ class OutputKey(nn.Module):
 
 def _random_states() -> tuple[Any, Any]:
     """States of Python's and numpy's generators, in a form that can be compared."""
-    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, *rest = state
     return random.getstate(), (name, keys.tobytes(), *rest)
 
 

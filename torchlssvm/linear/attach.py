@@ -408,7 +408,7 @@ class AttachedClassifier(nn.Module):
                 return output
         return run(self.backbone, images)
 
-    def _in_fixed_batches(self, images: Tensor) -> Any:
+    def _in_fixed_batches(self, images: Any) -> Any:
         """Run the backbone on batches of one size, outside autocast, so that an image always gives the same bits."""
         size = self._batch_size
         if not isinstance(images, Tensor):
@@ -781,7 +781,11 @@ class AttachedClassifier(nn.Module):
         tensors = [*model.parameters(), *model.buffers()]
         head.to(tensors[-1].device if tensors else "cpu")
         bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
-        how = NetworkOptions(in_features=J) if bare else how._replace(views=views or how.views, feature_map=feature_map)
+        how = (
+            NetworkOptions(in_features=J)
+            if bare
+            else how._replace(views=tuple(views or how.views), feature_map=feature_map)
+        )
         prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
         made = _attach(model, head.num_classes, head, how, bool(deterministic) and int(deterministic), prepare, {})
         if network["state"] is not None:
