@@ -36,7 +36,7 @@ X, Y = samples()
 
 
 def head(**options: Any) -> LSSVMHead:
-    return LSSVMHead(J, K, **({"grid": GRID, "rho": 1.0} | options))
+    return LSSVMHead(J, K, **({"grid": GRID} | options))
 
 
 WRONG: dict[str, Callable[[LSSVMHead], Any]] = {
