@@ -31,20 +31,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     o = parser.parse_args(argv)
     x, y, test_x, test_y = features(samples=o.samples, cache=o.cache) if o.cifar else digits()
     grid = FixedPoint.auto(float(x.abs().max()))
-    head = LSSVMHead(x.shape[1], STEP, grid=grid, per_class=True)
+    head = LSSVMHead(x.shape[1], STEP, grid=grid, per_class=True, rho=1.0)
     rows = []
     for seen in range(STEP, 11, STEP):
         if seen > STEP:
             head.add_classes(STEP)
         new = (y >= seen - STEP) & (y < seen)
         head.add(x[new], y[new])
-        joint = LSSVMHead(x.shape[1], seen, grid=grid, per_class=True).add(x[y < seen], y[y < seen])
+        joint = LSSVMHead(x.shape[1], seen, grid=grid, per_class=True, rho=1.0).add(x[y < seen], y[y < seen])
         known = test_y < seen
         right = float((head.predict(test_x[known]) == test_y[known]).double().mean())
         rows.append({"classes": seen, "accuracy": right, "joint": head.digest() == joint.digest()})
         print(f"{seen:2} classes: {right:.1%} accuracy, the same statistics as joint training: {rows[-1]['joint']}")
     head.forget_class(0)
-    never = LSSVMHead(x.shape[1], 10, grid=grid, per_class=True).add(x[y > 0], y[y > 0])
+    never = LSSVMHead(x.shape[1], 10, grid=grid, per_class=True, rho=1.0).add(x[y > 0], y[y > 0])
     forgotten = head.digest() == never.digest() and torch.equal(head.refresh().w, never.w)
     print(f"class 0 forgotten: the head that never saw it, bit for bit: {forgotten}")
     return {"rows": rows, "forgotten": forgotten}

@@ -35,7 +35,7 @@ def learn(fabric: Fabric) -> dict[str, Any]:
     data = DigitsData()
     data.setup("fit")
     loader = fabric.setup_dataloaders(DataLoader(data.train, batch_size=100))  # shared out over the processes
-    head = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0))
+    head = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0), rho=1.0)
     for batch_idx, (x, y) in enumerate(loader):
         keep = without_padding(loader, batch_idx, len(y))  # the sampler repeats samples to make all shares even
         head.add(x[:keep], y[:keep])
@@ -43,7 +43,7 @@ def learn(fabric: Fabric) -> dict[str, Any]:
         sync(head)
     x, y = data.train.tensors
     test_x, test_y = data.val.tensors
-    alone = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0)).add(x, y)
+    alone = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0), rho=1.0).add(x, y)
     result = {
         "n": int(head.n), "same": head.digest() == alone.digest() and torch.equal(head.refresh().w, alone.w),
         "accuracy": float((head.predict(test_x) == test_y).double().mean()),

@@ -59,7 +59,7 @@ class Task:
         self.x_test, self.y_test = torch.from_numpy(x[cut:]), torch.from_numpy(y[cut:])
 
     def head(self, **options: Any) -> LSSVMHead:
-        return LSSVMHead(self.x.shape[1], 2, grid=self.grid, **options)
+        return LSSVMHead(self.x.shape[1], 2, grid=self.grid, rho=1.0, **options)
 
     def thinned(self) -> tuple[Tensor, Tensor]:
         """One rare sample to a hundred others."""

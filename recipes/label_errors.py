@@ -71,7 +71,7 @@ def find(
     wrong, labels, out = given != truth, torch.from_numpy(given), {}
     for kind in multiclass:
         start = time.perf_counter()
-        head = LSSVMHead(x.shape[1], 10, multiclass=kind).add(x, labels)
+        head = LSSVMHead(x.shape[1], 10, multiclass=kind, rho=1.0).add(x, labels)
         head.select_rho()
         found = find_label_errors(head, x, labels)
         seconds = time.perf_counter() - start
@@ -97,7 +97,7 @@ def calibration(load: Any) -> tuple[float, float, float]:
     x, y = torch.as_tensor((X - X.mean(0)) / np.maximum(X.std(0), 1e-9)), torch.as_tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, test = order[::2], order[1::2]
-    head = LSSVMHead(x.shape[1], int(y.max()) + 1).add(x[train], y[train]).calibrate(x[train], y[train])
+    head = LSSVMHead(x.shape[1], int(y.max()) + 1, rho=1.0).add(x[train], y[train]).calibrate(x[train], y[train])
     ways = (torch.softmax(head(x[test]), 1), least_squares(head(x[test])), head.predict_proba(x[test]))
     a, b, c = (expected_calibration_error(p, y[test]) for p in ways)
     return a, b, c

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     grid = FixedPoint.auto(float(x.abs().max()))
 
     def empty() -> LSSVMHead:
-        return LSSVMHead(x.shape[1], 10, grid=grid, device=o.device)
+        return LSSVMHead(x.shape[1], 10, grid=grid, device=o.device, rho=1.0)
 
     result: dict[str, Any] = {"erased": int(theirs.sum())}
     with tempfile.TemporaryDirectory() as folder:

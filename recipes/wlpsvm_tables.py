@@ -31,7 +31,7 @@ from torchlssvm.distributed import sync
 
 
 def new(x: Tensor, grid: FixedPoint) -> LSSVMHead:
-    return LSSVMHead(x.shape[1], 2, intercept="penalized", class_weight="complement", grid=grid)
+    return LSSVMHead(x.shape[1], 2, intercept="penalized", class_weight="complement", grid=grid, rho=1.0)
 
 
 def difference(head: LSSVMHead, batch: dict[str, Any]) -> float:

@@ -32,7 +32,7 @@ given = torch.where(wrong, (truth + torch.randint(1, 10, truth.shape)) % 10, tru
 
 features = RandomReLU(64, 500)
 phi, test_phi = features(x), features(test_x)
-head = LSSVMHead(500, 10).add(phi, given)
+head = LSSVMHead(500, 10, rho=1.0).add(phi, given)
 head.select_rho()
 found = find_label_errors(head, phi, given, ids=range(len(x)))
 
@@ -71,7 +71,7 @@ print(f"accuracy {before:.1%} before, {accuracy():.1%} after")
 
 corrected = given.clone()
 corrected[looked_at] = truth[looked_at]
-again = LSSVMHead(500, 10, grid=head.grid).add(phi, corrected)
+again = LSSVMHead(500, 10, grid=head.grid, rho=1.0).add(phi, corrected)
 print(
     "same digest as a head that was given these labels:",
     head.digest() == again.digest(),

@@ -21,7 +21,7 @@ phi = RandomReLU(64, 300)(torch.from_numpy(digits.data).float() / 16)
 y = torch.from_numpy(digits.target)
 test = torch.arange(len(y)) % 2 == 1
 x, y, test_x, test_y = phi[~test], y[~test], phi[test], y[test]
-head = LSSVMHead(300, 10).add(x, y)
+head = LSSVMHead(300, 10, rho=1.0).add(x, y)
 
 # %%
 # rho

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     names = [str(i) for i in range(held + count)]
 
     def learned() -> Corrector:
-        corrector = Corrector(LSSVMHead(J, 10, grid=grid))
+        corrector = Corrector(LSSVMHead(J, 10, grid=grid, rho=1.0))
         corrector.apply([Add(ids=names[:held], x=x[:held], y=y[:held])])
         _ = corrector.head.w
         return corrector

@@ -60,7 +60,7 @@ def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def learn(x: Tensor, y: Tensor, grid: FixedPoint, weight: str = "balanced") -> LSSVMHead:
-    head = LSSVMHead(x.shape[1], 2, class_weight=weight, grid=grid).add(x, y)
+    head = LSSVMHead(x.shape[1], 2, class_weight=weight, grid=grid, rho=1.0).add(x, y)
     _ = head.w
     return head
 
@@ -102,7 +102,7 @@ def rank_main(rank: int, world: int, folder: str, rounds: int) -> None:
             n = int(len(saved["x"]) * share)
             mine = slice(rank * n // world, (rank + 1) * n // world)
             x, y = saved["x"][mine].clone(), saved["y"][mine].clone()
-            head = LSSVMHead(x.shape[1], 2, class_weight="complement", intercept="penalized", grid=grid)
+            head = LSSVMHead(x.shape[1], 2, class_weight="complement", intercept="penalized", grid=grid, rho=1.0)
             dist.barrier()
             start, busy = time.perf_counter(), time.process_time()
             _ = sync(head.add(x, y)).w

@@ -58,8 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     x, y = mnist(options.samples)
-    head = LSSVMHead(784, 10, grid=GRID).add(x, y)
-    fit = lambda: LSSVMHead(784, 10, grid=GRID).add(x, y).weight  # noqa: E731
+    head = LSSVMHead(784, 10, grid=GRID, rho=1.0).add(x, y)
+    fit = lambda: LSSVMHead(784, 10, grid=GRID, rho=1.0).add(x, y).weight  # noqa: E731
 
     print(f"MNIST pixels, {len(x):,} x 784, {options.threads} threads, medians of {options.repeats}\n")
     print("| | measured | bound |\n|---|---|---|")
@@ -117,8 +117,8 @@ def against_sklearn(x: torch.Tensor, y: torch.Tensor, counts: list[int], repeats
     for count in counts:
         values = np.array([0.1, 1.0, 10.0]) if count == 3 else np.logspace(-3, 4, count)
         calls = {
-            "gcv": lambda v=values: LSSVMHead(784, 10, grid=GRID).add(x, y).select_rho(v),
-            "loo": lambda v=values: LSSVMHead(784, 10, grid=GRID).add(x, y).select_rho(v, "loo", x, y),
+            "gcv": lambda v=values: LSSVMHead(784, 10, grid=GRID, rho=1.0).add(x, y).select_rho(v),
+            "loo": lambda v=values: LSSVMHead(784, 10, grid=GRID, rho=1.0).add(x, y).select_rho(v, "loo", x, y),
             "theirs": lambda v=values: RidgeClassifierCV(alphas=v).fit(array, labels),
         }
         t = taking_turns(calls, repeats if count <= 10 else 1)

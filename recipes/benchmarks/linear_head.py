@@ -55,7 +55,7 @@ def bulk(rounds: int) -> None:
     print("\nBulk adding, 8,192 rows, 10 classes: time / time of q.T @ q           (target: <= 0.75)")
     for J in (512, 1024, 2048):
         x, y = data(8192, J)
-        head = LSSVMHead(J, 10).add(x, y)
+        head = LSSVMHead(J, 10, rho=1.0).add(x, y)
         assert head.grid is not None
         q = head.grid.quantize(x)
         t = compare({"gemm": lambda q=q: q.mT @ q, "add": lambda h=head, x=x, y=y: h.add(x, y)}, rounds)
@@ -69,7 +69,7 @@ def rows(rounds: int) -> None:
     print("\nSingle removals, J=16, 10 classes          (target beside 1,000,000 rows: first <= 50 ms, later <= 1 ms)")
     for n in (10_000, 1_000_000):
         x, y = data(n, 16)
-        head = LSSVMHead(16, 10, grid=16.0)
+        head = LSSVMHead(16, 10, grid=16.0, rho=1.0)
         start = time.perf_counter()
         for i in range(0, n, 50_000):
             head.add(x[i : i + 50_000], y[i : i + 50_000])
@@ -89,7 +89,7 @@ def single(rounds: int) -> None:
     print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (target at J=2048: <= 1.25)")
     for J in (1024, 2048):
         x, y = data(4 * J, J)
-        head = LSSVMHead(J, 10).add(x, y)
+        head = LSSVMHead(J, 10, rho=1.0).add(x, y)
         P, v = torch.randn(J, J, dtype=torch.float64), torch.randn(J, 1, dtype=torch.float64)
 
         def eager(P: torch.Tensor = P, v: torch.Tensor = v) -> None:
@@ -128,7 +128,7 @@ def block(rounds: int) -> None:
 
 def _share(J: int, form: bool, what: str, rounds: int) -> float:
     x, y = data(4 * J, J)
-    head = (LSSVMHead(J, 10) if form else CompactLSSVMHead(J, 10)).add(x, y)
+    head = (LSSVMHead(J, 10, rho=1.0) if form else CompactLSSVMHead(J, 10)).add(x, y)
     gemm = gemm_rate(J)
     times, rates = [], []
     # From a solved state each round: what is timed is the update, not the solve that the rule puts in now and then. With P
@@ -156,7 +156,7 @@ def solve(rounds: int) -> None:
     print("\nSolving w from statistics: time / time of J^3/3 flops at the product's rate   (target, J >= 1024: <= 2.2)")
     for J in (512, 784, 1024, 2048):
         x, y = data(2 * J, J)
-        head = LSSVMHead(J, 10).add(x, y)
+        head = LSSVMHead(J, 10, rho=1.0).add(x, y)
         head.digest()  # everything is summed: what is timed is the solve
         t = compare({"gemm": gemm_rate(J), "solve": head.refresh}, 3 * rounds)
         base = t["gemm"] / 6
@@ -176,7 +176,7 @@ def crossover(rounds: int) -> None:
             rule = "solve" if cost.solve_is_cheaper(J, L, L, inverse=False) else "update"
             update, again = [], []
             for _ in range(rounds):
-                head = LSSVMHead(J, 10).add(x, y)
+                head = LSSVMHead(J, 10, rho=1.0).add(x, y)
                 head.digest()
                 again.append(seconds(head.refresh))
                 solution = head._solver.solution

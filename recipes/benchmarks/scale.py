@@ -68,7 +68,7 @@ class Report:
 def features(J: int, n: int) -> None:
     """Learn n rows of J features, remove one, remove 1,000."""
     report = Report(f"{J:,} features, {n:,} rows streamed, 10 classes")
-    head = LSSVMHead(J, 10, grid=GRID)
+    head = LSSVMHead(J, 10, grid=GRID, rho=1.0)
 
     def learn() -> None:
         for x, y in rows(n, J, 10):
@@ -92,7 +92,7 @@ def features(J: int, n: int) -> None:
 def classes(J: int, K: int, n: int) -> None:
     """Many classes, one against the rest; and the price of sums per class."""
     report = Report(f"{K:,} classes, {J:,} features, {n:,} rows")
-    head = LSSVMHead(J, K, grid=GRID)
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0)
 
     def learn() -> None:
         for x, y in rows(n, J, K):
@@ -104,11 +104,11 @@ def classes(J: int, K: int, n: int) -> None:
     report.time("remove one, read w", lambda: head.remove(x[:1], y[:1]).w)
     report.time("scores of 1,000", lambda: head(x))
     each = 8 * head.statistics.packed_length("labels") / 1e6
-    own = 8 * LSSVMHead(J, K, grid=GRID, per_class=True).statistics.packed_length("labels") / 1e6
+    own = 8 * LSSVMHead(J, K, grid=GRID, per_class=True, rho=1.0).statistics.packed_length("labels") / 1e6
     print(f"sums: {each:,.0f} MB in all; with per_class=True {own:,.1f} MB for each class, {K * own:,.0f} MB in all")
     if K * own > 8000:
         try:
-            LSSVMHead(J, K, grid=GRID, per_class=True).add(
+            LSSVMHead(J, K, grid=GRID, per_class=True, rho=1.0).add(
                 torch.zeros(K, J), torch.arange(K)
             )  # refused before anything is allocated, or it fits
         except OutOfMemoryError as error:
@@ -121,7 +121,7 @@ def stored(J: int, n: int, folder: Path) -> None:
     path = folder / "store"
 
     def fill() -> None:
-        with SampleStore(path, head=LSSVMHead(J, 10, grid=GRID)) as store:
+        with SampleStore(path, head=LSSVMHead(J, 10, grid=GRID, rho=1.0)) as store:
             for i, (x, y) in enumerate(rows(n, J, 10)):
                 ids = [str(k) for k in range(i * BATCH, i * BATCH + len(x))]
                 store.apply(Add(ids=ids, x=x, y=y, subject=[f"u{k}" for k in ids]))

@@ -67,7 +67,7 @@ def bare(path: Path) -> sqlite3.Connection:
 def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
     """Fill the store and a bare table in turns, batch by batch."""
     n, J = x.shape
-    store = SampleStore(folder / "store", head=LSSVMHead(J, CLASSES), snapshot_rows=10**9)
+    store = SampleStore(folder / "store", head=LSSVMHead(J, CLASSES, rho=1.0), snapshot_rows=10**9)
     machine: Any = store.live.adapter
     head = Timed(machine, ("exchange", "digest", "note"))
     db = bare(folder / "bare.sqlite")

@@ -81,7 +81,7 @@ class Erasures:
     def __init__(self, folder: Path, n: int, J: int, count: int):
         x, y = torch.rand(n, J), torch.arange(n) % 10
         self.count, self.next = count, 0
-        self.store = SampleStore(folder / "erasures", head=LSSVMHead(J, 10, grid=FixedPoint(1.0)))
+        self.store = SampleStore(folder / "erasures", head=LSSVMHead(J, 10, grid=FixedPoint(1.0), rho=1.0))
         self.store.apply(Add(ids=[str(i) for i in range(n)], x=x, y=y))
         _ = self.store.head.w
 
@@ -100,7 +100,9 @@ class Ingest:
 
     def __init__(self, folder: Path, J: int):
         self.x, self.y = torch.rand(1024, J), torch.arange(1024) % 10
-        self.store = SampleStore(folder / "ingest", head=LSSVMHead(J, 10, grid=FixedPoint(1.0)), snapshot_rows=10**9)
+        self.store = SampleStore(
+            folder / "ingest", head=LSSVMHead(J, 10, grid=FixedPoint(1.0), rho=1.0), snapshot_rows=10**9
+        )
         self.db = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
         self.db.execute("PRAGMA journal_mode = WAL")
         for name, value in PRAGMAS.items():
@@ -140,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
         ingest = Ingest(folder, 256 if o.small else 1280)
         work: dict[str, Callable[[], float]] = {
             "single durable erasure": Erasures(folder, *((500, 128, 5) if o.small else (5000, 512, 15))).round,
-            "MNIST retraining": lambda: seconds(lambda: LSSVMHead(784, 10).add(x, y).w),
+            "MNIST retraining": lambda: seconds(lambda: LSSVMHead(784, 10, rho=1.0).add(x, y).w),
             "ingest of 1,024 rows": ingest.round,
             "demo step": lambda: statistics.mean(step["ms"] for step in tell(0)["steps"]) / 1e3,
         }

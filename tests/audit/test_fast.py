@@ -18,7 +18,7 @@ from torchlssvm.store import SampleStore
 
 N, J, K = 40, 7, 3
 HEADS = {
-    "totals": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0)),
+    "totals": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0), rho=1.0),
     "per class": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0), class_weight="balanced"),
     "folds": lambda: LSSVMHead(J, K, grid=FixedPoint(8.0), folds=2),
     "margin": lambda: MarginHead(J, K, rho=1.0, grid=FixedPoint(8.0)),

@@ -38,7 +38,7 @@ FORMS = {
 
 
 def head(form="total", **options):
-    return LSSVMHead(J, K, **{"grid": GRID, **FORMS[form], **options})
+    return LSSVMHead(J, K, **{"grid": GRID, "rho": 1.0, **FORMS[form], **options})
 
 
 def ids(index):
@@ -246,7 +246,7 @@ def copies_of_several_ranks(rank, world):
     truth = head().add(X[1:20].repeat(world, 1), Y[1:20].repeat(world)).add(row, label)
     same, left = h.digest() == truth.digest(), ranks.caught(lambda: h.remove(row.expand(2, J), label.expand(2)))[0]
     h.remove(row, label)  # there is one left, and every rank takes it
-    before, left_behind = state(h), pickle.loads(pickle.dumps(h)).rows.changed
+    before, left_behind = state(h), pickle.loads(pickle.dumps(h))._rows.changed
     refused = ranks.caught(lambda: sync(h))
     unchanged = state(h) == before
     if rank:

@@ -57,7 +57,7 @@ def samples(form: str) -> Data:
 
 
 def make(form: str) -> LSSVMHead:
-    return LSSVMHead(J, K, **{k: v for k, v in FORMS[form].items() if k != "targets"})
+    return LSSVMHead(J, K, **({"rho": 1.0} | {k: v for k, v in FORMS[form].items() if k != "targets"}))
 
 
 def call(head: LSSVMHead, name: str, data: Data, rows: range) -> LSSVMHead:

@@ -44,11 +44,11 @@ def test_one_head_from_shards(shards, ranks):
     out = folder / "head.pt"
     options = ["--classes", 3, "--limit", 8, "--class-weight", "balanced", "--out", out]
     said = run(*launch, RECIPES / "merge_shards.py", *files, *options)
-    truth = LSSVMHead(7, 3, grid=FixedPoint(8.0), class_weight="balanced").add(x, y)
+    truth = LSSVMHead(7, 3, grid=FixedPoint(8.0), class_weight="balanced", rho=1.0).add(x, y)
     assert f"digest {truth.digest()}" in said
     assert f"509 samples of 7 features in 6 shards, {max(1, ranks)} rank(s)" in said
     assert re.search(r"rank 0 \[#{30}\] \d/\d shards", said)
-    head = LSSVMHead(7, 3, grid=FixedPoint(8.0), class_weight="balanced")
+    head = LSSVMHead(7, 3, grid=FixedPoint(8.0), class_weight="balanced", rho=1.0)
     head.load_state_dict(torch.load(out, weights_only=True))
     assert head.digest() == truth.digest()
     assert torch.allclose(head.w, truth.w, rtol=1e-12, atol=1e-14)

@@ -130,7 +130,7 @@ def test_closing_on_a_full_disk_says_so_and_loses_nothing_else(disk: Disk, caplo
 
 
 def test_options_that_cannot_be_kept_are_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID))
+    store = SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID, rho=1.0))
     store.apply(add(0))
     digest = store.head.digest()
     store.head.rho = 0.5

@@ -175,7 +175,7 @@ class Contribution:
                 "in_features": held.in_features, "num_classes": held.num_classes, "per_class": held.per_class,
                 "folds": held.folds, "normalize": held.normalize, "scale": held.scale,
                 "intercept": head.intercept, "multiclass": head.multiclass,
-                "rho": head._choices.rho_rule or head.rho,
+                "rho": head._choices.rho_rule or head.rho, "rule": head._options.rule,
                 "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": self.fingerprint, "destination": to,
             },

@@ -135,7 +135,8 @@ def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Ten
     K = torch.eye(len(E), dtype=x.dtype, device=x.device) - E @ BE.mT
 
     def solve(rows: Tensor) -> Tensor:
-        return system.solve(rows) + torch.linalg.solve(K, BE @ rows.mT).mT @ BE
+        more: Tensor = torch.linalg.solve(K, BE @ rows.mT).mT @ BE
+        return system.solve(rows) + more
 
     Bm = solve(means)
     trace = system.trace - E.square().sum()

@@ -102,9 +102,12 @@ class ResumableLoader(DataLoader[Any]):
         sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
         sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)  # Lightning wraps it on several ranks
         return {
-            "samples": len(self.dataset), "batch_size": getattr(self.batch_sampler, "batch_size", self.batch_size),
-            "sampler": type(sampler).__name__, "seed": getattr(sampler, "seed", None), "ranks": ranks.count(),
-        }  # type: ignore[arg-type]  # fmt: skip
+            "samples": len(self.dataset),  # type: ignore[arg-type]
+            "batch_size": getattr(self.batch_sampler, "batch_size", self.batch_size),
+            "sampler": type(sampler).__name__,
+            "seed": getattr(sampler, "seed", None),
+            "ranks": ranks.count(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches done in this epoch, and their order."""

@@ -452,7 +452,8 @@ def summarize(parts: list[Judged], classes: int) -> tuple[dict[str, Tensor], int
     Recall is the mean over the classes that occur among the labels.
     """
     places: dict[str, int] = {}
-    keep, device = [], parts[0].y.device
+    keep: list[bool] = []
+    device = parts[0].y.device
     for part in parts:
         for i in part.ids or [None] * len(part.y):  # type: ignore[list-item]
             keep.append(i is None or places.setdefault(i, len(keep)) == len(keep))

@@ -459,7 +459,7 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None and not torch.compiler.is_exporting():
             self._follow_store()
 
-    @torch.compiler.disable  # each call asks the store: a compiled graph would ask once
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # each call asks the store: a compiled graph would ask once
     def _follow_store(self) -> None:
         assert self.samples is not None
         self.samples.follow()
@@ -501,9 +501,10 @@ class AttachedClassifier(nn.Module):
             return self
         if images is None:
             raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
-        batches: Any = [TrainingBatch(images, y, None, None)]
         if y is None:
-            batches = batches_of(images, self.device, False, "calibrate")
+            batches: Any = batches_of(images, self.device, False, "calibrate")
+        else:
+            batches = [TrainingBatch(images, y, None, None)]
         parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
         self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
         return self

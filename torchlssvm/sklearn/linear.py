@@ -255,12 +255,12 @@ class LinearEstimator(BaseEstimator):
     def _scores(self, X: Any) -> Tensor:
         return self._answer(X, "forward")
 
-    def _answer(self, X: Any, verb: str) -> Tensor:
-        """Check X and pass its rows to a method of the head."""
+    def _answer(self, X: Any, verb: str, **options: Any) -> Tensor:
+        """Check X and pass its rows to a method of the head, with options for one on sums."""
         check_is_fitted(self, "head_")
         X = validate_data(self, as_csr(X), reset=False, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
-        return ask(X if isinstance(self.head_, DualHead) else self._rows(X))  # type: ignore[no-any-return]
+        return ask(X) if isinstance(self.head_, DualHead) else ask(self._rows(X), **options)  # type: ignore[no-any-return]
 
 
 class LinearClassifier(Classifier, LinearEstimator):
@@ -349,7 +349,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
         check_is_fitted(self, "head_")
         try:
-            out: Array = self._answer(X, "predict_proba").cpu().numpy()
+            out: Array = self._answer(X, "predict_proba", calibrated=self.calibration is not None).cpu().numpy()
         except NotFittedError as error:
             raise NotFittedError(
                 "samples have changed since the probabilities were calibrated, and those that are gone have shaped them: call "
