@@ -57,7 +57,7 @@ def attach(
 ) -> AttachedClassifier:
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
 
-    The layer is found in torchvision's and timm's classifiers, in an ``nn.Sequential`` (nested, or with a Softmax,
+    ``attach`` finds the layer in torchvision's and timm's classifiers, in an ``nn.Sequential`` (nested, or with a Softmax,
     Dropout or Flatten behind the layer, which goes too), in any model whose last registered layer with parameters
     is an ``nn.Linear``, or a 1x1 convolution that is pooled, behind a usual name (``fc``, ``classifier``, ``head``...), and in
     a model with one ``nn.Linear``. ``layer`` names it otherwise. An encoder of transformers has no such layer: its features are
@@ -90,8 +90,8 @@ def attach(
         tokenizer: of an encoder. Batches of texts then go in wherever images do.
         preprocess: turns a batch that is neither a tensor nor a dict into what the network takes.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
-        deterministic: True computes features one image at a time, a number in batches of that size (after a trial), so that
-            what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
+        deterministic: True computes features one image at a time; a number uses batches of that size, after a trial. The
+            features of an image then do not depend on its batch, and it can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
@@ -164,7 +164,7 @@ class NetworkOptions(NamedTuple):
 
     @property
     def tapped(self) -> bool:
-        """Whether layers are read by hooks, not at the end of the network."""
+        """Whether hooks read the features from inner layers."""
         return self.layers != "last" or self.pool is not None
 
     def saved(self) -> dict[str, Any]:
@@ -256,16 +256,17 @@ def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLaye
 class AttachedClassifier(nn.Module):
     """A frozen ``backbone`` and a ``head`` that learns from its features; made by ``attach``, which has an example.
 
-    The backbone is in eval mode for good: ``.train()`` here, on a module around it or on the backbone does not move
-    its BatchNorm. Images go in wherever the head takes features, and the head's own methods do the rest:
-    ``clf.add(images, y)`` is ``clf.head.add(clf.features(images), y)``. What is not here is on ``clf.head``; a kernel
-    machine, which removes by id, is asked there: ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
+    The backbone always stays in eval mode: ``.train()`` here, on a module around it or on the backbone does not change
+    its BatchNorm. Pass images wherever the head takes features:
+    ``clf.add(images, y)`` is ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A
+    kernel machine removes by id: ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
 
-    To remove a sample its features must be, to the bit, those that were added; others are refused. A network gives an image
-    other last bits beside other images, in batches of another size, under autocast, on another device or with another number
-    of threads. So keep the features, or a ``SampleStore``. With ``deterministic=True`` images go through the backbone one by
-    one and outside autocast; ``deterministic=32`` takes batches of 32, the last one filled up, if a trial on the first batch
-    shows that neither place nor neighbours change a bit. Device and threads must then still be the same.
+    To remove a sample you need exactly the features that were added, bit for bit; any others are refused. The same image can
+    produce slightly different features beside other images, in batches of another size, under autocast, on another device or
+    with another number of threads. So keep the features, or use a ``SampleStore``. With ``deterministic=True`` images go
+    through the backbone one by one and outside autocast. ``deterministic=32`` uses batches of 32 and fills up the last one, if
+    a trial on the first batch shows that an image's place and neighbours do not change its features. You still need the same
+    device and number of threads.
 
     With a store (``attach(..., store=folder)``) the features are kept, under an id for each sample: ``clf.add(images, y,
     ids=ids, subjects=subjects)``, then ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a receipt;
@@ -306,7 +307,7 @@ class AttachedClassifier(nn.Module):
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes, by label; None if they have none."""
+        """The names of the classes, by label; None if no names were given."""
         return self._classes if self.samples is None else self.samples.store.classes or None
 
     @classes.setter
@@ -316,8 +317,8 @@ class AttachedClassifier(nn.Module):
     def join(self, store: Any, given: Collection[str] | None = None) -> Self:
         """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head.
 
-        given: names of the head's options that count. Of others that may change (rho, class weights) a store that is there
-        already knows better. None: all count.
+        given: names of the options that you set yourself; None means all. For rho and class weights that are not among them, an
+        existing store's values are used.
         """
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
@@ -364,7 +365,7 @@ class AttachedClassifier(nn.Module):
         return phi.detach()
 
     def _ready(self, images: Any) -> Any:
-        """A batch as the backbone takes it; ValueError for what it does not take, with what to do."""
+        """Convert a batch to the backbone's input; ValueError, with a remedy, for unsupported types."""
         if self.preprocess is not None and not isinstance(images, Tensor | Mapping):
             return to_device(self.preprocess(images), self.device)
         if isinstance(images, Mapping):
@@ -376,7 +377,7 @@ class AttachedClassifier(nn.Module):
         return images
 
     def _check_images(self, images: Any) -> None:
-        """ValueError for what a network does not take, with what to do: lists, arrays, pictures, bytes as numbers."""
+        """ValueError, with a remedy, for input that a network cannot process: lists, arrays, PIL images, uint8."""
         if isinstance(images, list | tuple):
             inner = type(images[0]).__name__ if images else "nothing"
             if images and isinstance(images[0], Tensor):
@@ -435,14 +436,14 @@ class AttachedClassifier(nn.Module):
             order = order.to(batch.device)
             if not torch.equal(self._pass(batch[order]), plain[order]):
                 raise RuntimeError(
-                    f"in batches of {self._batch_size} the backbone gives an image other bits at another place: use "
+                    f"in batches of {self._batch_size} the place of an image changes bits of its features: use "
                     "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
                 )
         beside = batch.clone()
         beside[1:] = 0
         if not torch.equal(self._pass(beside)[0], plain[0]):
             raise RuntimeError(
-                f"in batches of {self._batch_size} the backbone gives an image other bits beside other images: use "
+                f"in batches of {self._batch_size} other images in the batch change bits of an image's features: use "
                 "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
             )
         self._tried = True
@@ -527,7 +528,7 @@ class AttachedClassifier(nn.Module):
         return right / total
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
-        """Learn all samples of a loader, in one pass; a second ``fit`` starts anew. Returns self.
+        """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
 
         An error leaves the head as it was before. With a store each batch is durable when it is learned: after an error
         ``clf.add(loader)`` goes on, and ``fit`` refuses a store that holds samples.
@@ -543,8 +544,8 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.store)} samples, and fit would start anew: clf.add(loader) adds to them "
-                    "(samples that are there by their ids are passed over); for another classifier take another folder"
+                    f"{self.store} holds {len(self.store)} samples, and fit starts from nothing: clf.add(loader) adds to them "
+                    "(it skips ids that the store already holds); for another classifier use another folder"
                 )
             self.add(loader, progress=progress)
         else:
@@ -558,8 +559,8 @@ class AttachedClassifier(nn.Module):
     ) -> Any:  # fmt: skip
         """Add ``images`` (B, ...) with labels ``y`` (B,), or all batches of a loader: ``clf.add(loader)``.
 
-        Returns self, or the ids from a head that gives ids. A loader is added as a whole or not at all; with a store batch by
-        batch, and samples that it holds already, by their ids, are passed over.
+        Returns self, or the ids from a head that gives ids. A loader is added as a whole or not at all; with a store it is
+        added batch by batch, and samples whose ids the store already holds are skipped.
 
         Args:
             images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
@@ -589,7 +590,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("add", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def _learn(self, loader: Any, progress: bool, anew: bool = False) -> Any:
-        """Learn all batches of a loader without a store, or none: in an empty head, or in one beside it that is merged."""
+        """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one that is merged in."""
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
@@ -692,7 +693,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("relabel", self.features(images), y_old, y_new)
 
     def replace(self, images_old: Tensor, y_old: Tensor, images_new: Tensor, y_new: Tensor) -> Any:
-        """Put ``images_new`` (B, ...) with the labels ``y_new`` (B,) in the place of ``images_old`` with ``y_old``."""
+        """Replace ``images_old`` (B, ...) with labels ``y_old`` (B,) by ``images_new`` with labels ``y_new``."""
         self._without_store("replace")
         return self._ask("replace", self.features(images_old), y_old, self.features(images_new), y_new)
 
@@ -703,7 +704,7 @@ class AttachedClassifier(nn.Module):
             )
 
     def _finish_fit(self) -> None:
-        """Choose what is chosen from data anew, and solve, at the end of a fit."""
+        """Choose rho and other data-dependent options again, and solve, at the end of a fit."""
         if self.samples is not None:
             self.samples.store.refresh()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead):
@@ -712,7 +713,7 @@ class AttachedClassifier(nn.Module):
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
         """Write the classifier to a file: the head with its statistics, and the weights of the backbone unless left out.
 
-        Samples removed later are still in the statistics of this file: a store has it on the list of its certificates.
+        The statistics in this file still include samples that you remove later. A store lists the file in its certificates.
         """
         kind = type(self.head).__name__
         if kind not in HEAD_TYPES:
@@ -746,9 +747,9 @@ class AttachedClassifier(nn.Module):
         cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None, *, views: Sequence[Any] | None = None,
         feature_map: nn.Module | None = None, tokenizer: Any = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> AttachedClassifier:  # fmt: skip
-        """Read a classifier that :meth:`save` wrote, on a model of the same kind; without weights in it, of the same ones.
+        """Read a classifier that :meth:`save` wrote, on a model of the same kind (with the same weights, if the file has none).
 
-        The file knows which layers were tapped and how. Objects of yours it does not hold: give them again.
+        The file records which layers were tapped and how. It does not contain your own objects: pass them again.
 
         Args:
             path: the file; only tensors and primitives are read from it.
@@ -762,7 +763,7 @@ class AttachedClassifier(nn.Module):
         try:
             saved = load_tensors(path)
             if not isinstance(saved, Mapping) or saved.get("format") != CLASSIFIER_FORMAT:
-                raise VerificationError(f"{path} is no classifier that save wrote")
+                raise VerificationError(f"{path} is not a classifier file written by save")
             about, network = saved["head"], saved["backbone"]
             head = HEAD_TYPES[about["type"]].from_config(about["config"])
             J, deterministic = int(saved["in_features"]), saved["deterministic"]
@@ -813,7 +814,7 @@ class AttachedClassifier(nn.Module):
         return self if answer is self.head else answer
 
     def _prove(self, images: Any, network: nn.Module, last_layer: str) -> Any:
-        """Run the network and look at the Identity at ``last_layer``: its value must be what comes out, which is returned."""
+        """Run the network and return its output, which must be the value of the Identity at ``last_layer``."""
         seen: list[Tensor] = []
         layer = network.get_submodule(last_layer)
         handle = layer.register_forward_hook(lambda _module, _args, value: seen.append(value))

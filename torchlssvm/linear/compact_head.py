@@ -1,4 +1,4 @@
-r"""``CompactLSSVMHead``: the paper's own form of the head, which keeps w and C and nothing else of its samples.
+r"""``CompactLSSVMHead``: the paper's own form of the head, which keeps only w and C.
 
 The notation is that of Lee et al.: :math:`A = \rho I + \sum \phi \phi^T`, :math:`C = I - \rho A^{-1}`. Theorem 1 and its
 corollaries update w and C by the samples that come and go; see :mod:`torchlssvm.functional.theorem1`, which also says why the
@@ -41,8 +41,8 @@ class CompactLSSVMHead(nn.Module):
     r"""Least-squares SVM that keeps only w and C: exact updates by Theorem 1, without old data and without statistics.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. It has no digest, and it cannot
-    see whether a removed sample was held: only what no set of samples could leave behind is refused. Rounding errors add up
-    over the calls. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models as small as in the paper.
+    check that a removed sample was held: it refuses a removal only if no set of samples could give the result. Rounding errors
+    add up over the calls. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models as small as in the paper.
 
     Args:
         in_features: J, the number of features.
@@ -267,7 +267,7 @@ class CompactLSSVMHead(nn.Module):
         return _State(w, mean, target, s.C + self._rho * (Za.mT @ Za - Zr.mT @ Zr), s.n + d.sum())
 
     def _without_last(self, s: _State, parts: list[tuple[Tensor, Tensor, Tensor]]) -> _State:
-        """The empty state; RemovalError if one of the last samples has a leverage above one, as none that is held has."""
+        """The empty state; RemovalError if one of the last samples has a leverage above one, which no sample held can have."""
         for x, _, d in parts:
             X = (x - s.mean) * d.abs().sqrt()[:, None]
             if len(parts) == 1 and bool(((X - X @ s.C) * X).sum(1).amax() > self._rho * (1 + 1e-6)):

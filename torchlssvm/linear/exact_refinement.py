@@ -5,7 +5,7 @@ The point is held as integers: weights W / 2^S in grid units and an intercept B 
     g = (rho / h^2) W + sum_{i in A} c_i q_i (q_i^T W + B - y_i 2^S),      g_b = sum_{i in A} c_i (q_i^T W + B - y_i 2^S),
 
 is exact, since rows, rho, the step h and the weights c are rational numbers. With standardised features rho / h^2 is rho times
-the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The inverse at hand, in float64, turns it
+the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The known inverse, in float64, turns it
 into a correction; each one gains as many digits as float64 has beyond the condition of the system. It ends when the bound of
 :mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width of a tie. So neither a side
 nor a bit of the rounded weights depends on where the refinement began.

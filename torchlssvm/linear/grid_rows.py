@@ -20,7 +20,7 @@ from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
 
 ROW_HASH_BYTES = 16
-"""Bytes of a row's hash in the index; two rows with one hash are told apart by their numbers."""
+"""Bytes of a row's hash in the index; rows with equal hashes are compared number by number."""
 
 HEAVIEST_ROW = 2**52
 """Copies of a row times its largest square: past this one row's products would not be exact in float64."""
@@ -50,8 +50,8 @@ class RowChange:
 class GridRows:
     """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,); no order is kept.
 
-    A sample added twice is one row with two copies: its copies are always on the same side of a margin. With a folder the rows
-    are in a memory-mapped file there, which has no name any more and goes with the process.
+    A sample added twice is one row with two copies: its copies are always on the same side of a margin. With a folder, the rows
+    are in an unlinked memory-mapped file there. The system frees the file when the process ends.
     """
 
     def __init__(self, in_features: int, device: torch.device, folder: str | None = None):
@@ -108,7 +108,7 @@ class GridRows:
         """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
-        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: they are of what is held
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of rows held before
             if not len(batch):
                 continue
             assert batch.labels is not None
@@ -142,7 +142,7 @@ class GridRows:
         )
 
     def apply(self, change: RowChange) -> tuple[Tensor, Tensor]:
-        """Make a planned change; rows without copies leave, and the last rows take their places: places, and where from."""
+        """Make a planned change. The last rows fill the places of rows that leave. Returns those places and their sources."""
         self._copies.index_add_(0, change.slots, change.copies)
         gone = change.slots[self._copies[change.slots] == 0]
         left, whole = self.n - len(gone), torch.ones(self.n, dtype=torch.bool, device=self.device)
@@ -155,7 +155,7 @@ class GridRows:
             self._where[self._keys[place]] = place
         for column in self._columns():
             column[places] = column[sources]
-            column[left : self.n] = 0  # nothing of a row that left stays behind
+            column[left : self.n] = 0  # erase the rows that left
         del self._keys[left:]
         self.n = left
         self._append(change)

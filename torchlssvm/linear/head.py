@@ -61,8 +61,8 @@ class LSSVMHead(LinearHead):
         num_classes: K, the number of classes (or of float targets; 1 for plain regression).
         rho: the regularization, a number > 0 or ``"gcv"``; settable at any time. ``"gcv"`` chooses it from the statistics
             alone, among powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by
-            ``refresh()``, at the end of a fit or command and before a certificate. In between it stays as it is, updates
-            are Theorem 1's, and ``choices`` says that it is older than the samples. With fewer samples it is 1.0.
+            ``refresh()``, at the end of a fit or command and before a certificate. In between it stays fixed, updates
+            use Theorem 1, and ``choices`` reports that it is older than the samples. With fewer samples it is 1.0.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). Settable.
@@ -78,7 +78,7 @@ class LSSVMHead(LinearHead):
             With many classes and few features, least squares hides classes that lie between others; the discriminant does not.
             ``"auto"`` takes the discriminant for three or more classes and at most 100 features per class. ``"lda"`` needs
             labels, a free intercept and one-vs-rest. rho is chosen for least squares, and P and C are those of least squares.
-        folds: keep sums for so many folds, chosen by a hash of the sample's id.
+        folds: number of folds to keep sums for; a hash of the sample's id chooses its fold.
         normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
             row of zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
         scale: ``"std"`` solves for standardised features: mean and deviation of all samples held (unweighted, n in the
@@ -174,7 +174,7 @@ class LSSVMHead(LinearHead):
     def unchecked(self) -> str | None:  # type: ignore[override]
         """Why removals are not checked against the rows held; None while they are.
 
-        They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
+        Without fingerprints each removal is still tested: the call refuses it if no samples could have the remaining sums.
         """
         return self._rows.unchecked
 
@@ -204,7 +204,7 @@ class LSSVMHead(LinearHead):
         return self._uncertifiable
 
     def _mark_uncertifiable(self, reason: str | None) -> None:
-        """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
+        """Record why the head can no longer be certified. An earlier reason stays; an empty head needs no reason."""
         self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
     def config(self) -> dict[str, Any]:
@@ -245,8 +245,8 @@ class LSSVMHead(LinearHead):
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
         """Unlearn samples that are only roughly known, e.g. features computed again on another device.
 
-        The result is not the head that never saw them, and ``uncertifiable`` says so from then on. Returns what it can be off
-        by: ``estimate(sigma)`` for noise of that standard deviation in each feature, ``bound(delta)`` at worst.
+        The result only approximates the head that never saw them, and ``uncertifiable`` records that. Returns error bounds:
+        ``estimate(sigma)`` for noise of that standard deviation in each feature, ``bound(delta)`` for the worst case.
         """
         if self.multiclass == "ovo":
             raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
@@ -293,7 +293,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def forget_class(self, c: int) -> Self:
-        """Unlearn all samples of one class, without them. The class keeps its number."""
+        """Unlearn all samples of one class; you do not need to pass them. The class keeps its number."""
         stats = self.statistics
         self._check_whole()
         if not stats.per_class:
@@ -314,12 +314,12 @@ class LSSVMHead(LinearHead):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
-        Exact, with class weights that follow the counts derived again without the sample. With ``scale="std"`` the scale of all
-        samples held stays, as if it were given: the sample left out has its share in it. In batches: any part of what is
-        held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
+        Exact, with class weights that follow the counts derived again without the sample. With ``scale="std"`` the scale
+        stays that of all samples held, including the one left out. You can pass any part of the samples held, so batches work.
+        ``groups`` (B,): leave out the whole group instead (leave-user-out); pass all samples of a group in one call.
 
-        Scores, as ``forward`` returns them, and as ``KernelLSSVM.leave_one_out`` does for the samples it keeps: margins, error
-        rates and calibrations follow from them. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, since its
+        The scores are of the kind that ``forward`` and ``KernelLSSVM.leave_one_out`` return. Compute margins, error rates and
+        calibrations from them. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, since its
         path yields margins of two classes, some of them only as a bound, with the ids they belong to.
 
         Args:
@@ -383,8 +383,9 @@ class LSSVMHead(LinearHead):
     ) -> Tensor:  # fmt: skip
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
-        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts, it is a helpful one. In tiles; a
-        matrix of samples by points is made for ``on="scores"`` only. With ``scale="std"`` the scale of all samples held stays.
+        A positive value for ``on="loss"`` means the loss would rise: a sample whose removal does that is helpful.
+        Works in tiles; only ``on="scores"`` makes a matrix of samples by points. With ``scale="std"`` the scale stays that of
+        all samples held.
 
         Args:
             x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
@@ -415,7 +416,7 @@ class LSSVMHead(LinearHead):
     ) -> Influential:  # fmt: skip
         """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
 
-        Never a matrix of samples by points; other arguments as for ``influence``. ``ids`` (B,) come back with the samples.
+        Needs no matrix of samples by points. Other arguments as for ``influence``; ``ids`` (B,) are returned with the samples.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -472,7 +473,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Put saved statistics in the place of those held; None empties the head."""
+        """Replace the statistics held by saved ones; None empties the head."""
         fresh = self.statistics.zero()
         if state is not None:
             fresh.load(state)
@@ -497,7 +498,7 @@ class LSSVMHead(LinearHead):
         self, statistics: Statistics, solver: Solver, rows: HeldRows, pending: Pending,
         uncertifiable: str | None,
     ) -> None:  # fmt: skip
-        """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
+        """Replace the state by parts that were built separately, including anything left by an interruption."""
         with self._lock:
             self._integrity = Integrity()
             with self._integrity:
@@ -565,13 +566,13 @@ class LSSVMHead(LinearHead):
         return batch
 
     def _evidence(self, rough: bool = False) -> Evidence:
-        """How it is known that samples to be removed are held. ``rough``: they are only roughly those held."""
+        """How to check that samples to be removed are held. ``rough``: they only approximate samples held."""
         if not rough and (self._vouched or self.unchecked is None):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
 
     def _apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> Self:
-        """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
+        """Change the state by checked batches, all or none. ``rough``: the samples removed only approximate those held."""
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return self
@@ -658,7 +659,7 @@ class LSSVMHead(LinearHead):
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
         heads: list[LSSVMHead] = [self, other]
-        first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
+        first, second = sorted(heads, key=id)  # lock in the same order in all threads, to avoid a deadlock
         with first._lock, second._lock:
             self._check_whole()
             other._check_whole()

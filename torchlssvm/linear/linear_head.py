@@ -1,4 +1,4 @@
-"""``LinearHead``: what the least-squares and the margin head have in common."""
+"""``LinearHead``: the common base of the least-squares and the margin head."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from torchlssvm.statistics.statistics import Integrity
 
 
 class LinearHead(nn.Module):
-    """A linear head on features, whose samples can be added, removed and corrected exactly. Not made directly.
+    """Base class of linear heads on features, whose samples can be added, removed and corrected exactly.
 
-    A head keeps the statistics of its samples, in which every change is exact, and a solver that makes weights of them when
-    they are read. Its methods run one after the other, whatever thread calls them.
+    A head keeps the statistics of its samples, in which every change is exact, and a solver that computes weights from
+    them when you read the weights. A lock serializes its methods across threads.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -117,7 +117,7 @@ class LinearHead(nn.Module):
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read.
 
-        ``"gcv"`` (a margin head: None) lets it be chosen from the samples, from then on.
+        Set ``"gcv"`` (for a margin head: None) to have it chosen from the samples from then on.
         """
         if self._choices.rho_is_open and not self.statistics.empty:
             self._solve()
@@ -234,7 +234,7 @@ class LinearHead(nn.Module):
     def refresh(self) -> Self:
         """Solve from the samples now: weights are then bit for bit those of a fresh head with the same data.
 
-        A rho with a rule is chosen again first, if samples have changed since it was.
+        If rho is chosen by a rule and samples have changed since, it is chosen again first.
         """
         self._refresh_rho()
         with self._changing(same_samples=True):
@@ -285,7 +285,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
-        """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids); what is removed is held."""
+        """Add and remove jointly (Theorem 1). Each argument is (x, y) or (x, y, weight, ids); remove only samples held."""
         return self._apply_changes(joint_changes(self._check, add, remove))
 
     @exclusive
@@ -340,11 +340,11 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def select_rho(self, rhos: Any = None, *, apply: bool = True) -> RhoPath:
-        """Choose rho among values > 0, and apply it unless told not to."""
+        """Choose rho among values > 0, and apply it unless ``apply`` is False."""
         raise NotImplementedError
 
     def _solve(self) -> tuple[Tensor, ...]:
-        """Bring the weights up to date, and return w, b and what else the solver has."""
+        """Bring the weights up to date, and return w, b and any other results of the solver."""
         raise NotImplementedError
 
     def _solved_anew(self) -> tuple[Tensor, ...]:

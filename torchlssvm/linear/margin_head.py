@@ -61,8 +61,8 @@ class MarginHead(LinearHead):
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
             solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
             influence hold the scale fixed.
-        rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file has
-            no name and goes with the process; copies of the head have their rows in memory.
+        rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file
+            is unlinked and disappears with the process. Copies of the head keep their rows in memory.
         device: where the state lives.
 
     Attributes:
@@ -194,7 +194,7 @@ class MarginHead(LinearHead):
         if self.intercept != other.intercept:
             raise ValueError(f"cannot merge heads: intercept {self.intercept!r} here and {other.intercept!r} there")
         heads: list[MarginHead] = [self, other]
-        first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
+        first, second = sorted(heads, key=id)  # lock in the same order in all threads, to avoid a deadlock
         with first._lock, second._lock, torch.inference_mode(False), torch.no_grad():
             other._check_whole()
             self._check_whole()
@@ -218,9 +218,9 @@ class MarginHead(LinearHead):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: exact, with the active sets that it would have.
 
-        Not by refitting: in each class one inverse serves all samples, and a sample that is not active in a class has the score
-        it has now. Class weights that follow the counts are derived again without the sample; ``scale="std"`` keeps the scale
-        of all samples held. Any part of what is held may be given.
+        Nothing is refitted: in each class one inverse serves all samples, and a sample that is not active in a class keeps its
+        current score. Class weights that follow the counts are derived again without the sample; ``scale="std"`` keeps the
+        scale of all samples held. You can pass any part of the samples held.
 
         Args:
             x: (B, J), as added.
@@ -413,9 +413,9 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _resume(self, state: dict[str, Tensor]) -> None:
-        """Begin the next solve where a :meth:`_snapshot` of the samples held was; what it finds is proven all the same.
+        """Begin the next solve at a :meth:`_snapshot` of the samples held; the result is still proven.
 
-        ValueError when that is of other samples.
+        ValueError if the snapshot belongs to other samples.
         """
         if not state:
             return
@@ -425,7 +425,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Put saved samples (``checkpoint.save_samples``) in the place of those held; None empties the head."""
+        """Replace the samples held by saved ones (``checkpoint.save_samples``); None empties the head."""
         fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = checkpoint.load_samples(self, state)
@@ -433,7 +433,7 @@ class MarginHead(LinearHead):
         self._choices.outdate()
 
     def _replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
-        """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
+        """Replace the state by parts that were built separately, including anything left by an interruption."""
         with self._lock:
             self._integrity = Integrity()
             with self._integrity:

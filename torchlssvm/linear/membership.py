@@ -1,6 +1,6 @@
 """The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
 
-Of each row held there are 16 bytes (:mod:`torchlssvm.functional.sample_identity`) and, in clear, its fold, label and count. A
+For each row the head keeps 16 bytes (:mod:`torchlssvm.functional.sample_identity`) and, unhashed, its fold, label and count. A
 fingerprint leaves with its row, so nothing that stays confirms a guess about a row that was removed. A head and its checkpoints
 hold the key too: with one of them, guesses about rows that are *present* can be tested.
 
@@ -57,7 +57,7 @@ REMOVAL_REMEDY = (
 
 
 class RowList(NamedTuple):
-    """Rows in the order of a batch: (fold, label) with -1 where there is none, words or fingerprint (16 bytes), and count."""
+    """Rows in the order of a batch: (fold, label) with -1 for a missing one, words or fingerprint (16 bytes), and count."""
 
     groups: list[tuple[int, int]]
     rows: list[bytes]
@@ -422,7 +422,7 @@ class HeldRows:
         return rows
 
     def replace(self, rows: RowCounts | None, key: bytes | None, reason: str) -> None:
-        """Hold other rows; None: they are not known, for that reason."""
+        """Hold other rows; None if they are not known, for the reason given."""
         if rows is None:
             self.drop(reason)
         else:
@@ -459,7 +459,7 @@ class HeldRows:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: rows in an order that tells nothing, and none that was removed."""
+        """For pickling: the rows held, in an order that reveals nothing."""
         known = None if self.unchecked is not None else self.to_bytes()
         added = None if self.changed is None or self.changed.negative else self.changed.to_array()
         about = {"impossible": self.impossible, "recorded": self.recorded, "unchecked": self.unchecked}

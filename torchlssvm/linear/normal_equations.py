@@ -297,7 +297,7 @@ def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
     if not bool(top.isfinite()):
         raise ConvergenceError(
             f"the system cannot be solved in float64: its largest entry is {float(top):.1e} beside a ridge of {floor:.1e}, in "
-            "grid units. Use class weights of a usual size. The samples are held all the same."
+            "grid units. Use class weights of a usual size. The samples are still held."
         )
     return top
 
@@ -307,7 +307,7 @@ def grid_ridge(rho: float, step: float) -> float:
     if rho > LARGEST_RIDGE * step**2:
         raise ConvergenceError(
             f"rho = {rho:.1e} is too large for features in steps of {step:.1e}: in grid units it is beyond float64. Use a rho "
-            f"of at most {LARGEST_RIDGE * step**2:.1e}. The samples are held all the same."
+            f"of at most {LARGEST_RIDGE * step**2:.1e}. The samples are still held."
         )
     return rho / step**2
 
@@ -319,7 +319,7 @@ def repaired_factor(work: Tensor, D: int, floor: float, doubtful: bool) -> Facto
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    # 1e-11: rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none
+    # 1e-11: rounding error of an eigenvalue per dimension, relative to the largest entry; more is not rounding
     if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
     warnings.warn(

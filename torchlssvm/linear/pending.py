@@ -43,8 +43,8 @@ class Pending:
     Attributes:
         tracking: how the changes are known.
         statistics: their sums, with :attr:`Tracking.CHANGES`; else None.
-        id: a random id of these changes, from when they first left the head (in a delta, a copy or a file): whoever has counted
-            them under this id refuses them.
+        id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
+            that has already counted this id refuses the changes.
         epoch: how often machines agreed.
         agreed: digest of the state agreed on, "" for an empty one; None when it was not computed.
         merged: ids of all deltas that were merged here or handed over from here.
@@ -72,7 +72,7 @@ class Pending:
         return self.tracking is Tracking.LOST or not (self.statistics or held).empty
 
     def named(self, held: Statistics) -> str | None:
-        """Return the id of what is pending, made up when it is first needed; None if nothing is."""
+        """Return the id of the pending changes, created on first use; None if nothing is pending."""
         if self.some(held) and self.id is None:
             self.id = uuid.uuid4().hex
         return self.id if self.some(held) else None

@@ -24,7 +24,7 @@ class NotPositiveDefinite(Exception):
 
 
 class TooInaccurate(Exception):
-    """The pending removals are legitimate but nearly all that the system rests on: Theorem 1 would lose digits."""
+    """The pending removals are valid but take away most of the system: Theorem 1 would lose digits."""
 
 
 class Solution:
@@ -64,7 +64,7 @@ class Solution:
         return self.empty or self._factor is not None or self._P is not None or self._Z is not None
 
     def update_pays(self, features: int, rows: int) -> bool:
-        """Tell whether to take in so many more rows by Theorem 1 rather than to solve from statistics."""
+        """Whether Theorem 1 is cheaper than a solve from statistics for this many more rows."""
         new = self.pending + rows
         dear = cost.solve_is_cheaper(features, self.deferred + new, self.columns + new, self.holds_inverse)
         return self.updatable and not dear
@@ -103,7 +103,7 @@ class Solution:
         self.pending += rows.shape[0]
 
     def pending_cancels(self) -> bool:
-        """True if the pending rows that come are those that go, in the same order, with the same targets and weights."""
+        """True if the rows pending for addition and for removal are equal, with the same order, targets and weights."""
         sides = []
         for sign in (1, -1):
             parts = [torch.cat([V, y, d.abs()[:, None]], 1) for V, y, d, s, _ in self._pending if s == sign]
@@ -170,7 +170,7 @@ class Solution:
     # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 
     def take_in(self) -> None:
-        """Take the pending rows in, jointly. Raises, with nothing changed, if they cannot be or would cost digits."""
+        """Apply all pending rows in one update. If they are impossible or would lose digits, raise and change nothing."""
         if not self.pending:
             return
         parts = sorted(self._pending, key=lambda part: -part[3])  # additions first

@@ -63,7 +63,7 @@ def real_targets(batch: SampleBatch, K: int) -> Tensor:
 def weighted_rows(
     batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: SolverOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
+    """Rows (B, D), targets (B, K) and signed weights d (B,) of a checked batch, without samples of weight zero."""
     d = torch.full((rows.shape[0],), float(sign), dtype=torch.float64, device=rows.device)
     if isinstance(options.class_weight, Tensor) and batch.labels is not None:
         d = d * options.class_weight[batch.labels]
@@ -120,13 +120,13 @@ class SharedSolver:
         self.stale = not self.stats.empty
 
     def release(self, rows: int) -> None:
-        """Free the memory of a large system before a change of so many rows that it will be solved anew after."""
+        """Free the memory of a large system if a change of ``rows`` rows will need a new solve."""
         if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
             self._work = None
             self.reset()
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
-        """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
+        """Record a change of the statistics: queue its rows if Theorem 1 may be cheaper, otherwise solve at the next read."""
         s = self.solution
         new = sum(batch.x.shape[0] for batch, _ in changes)
         every = self.options.follows_counts or self.stats.scale is not None  # each sample changes all of the system
@@ -143,7 +143,7 @@ class SharedSolver:
             s.append(*weighted_rows(batch, sign, scaled, y, self.options), sign, total)
 
     def _scaled(self, batch: SampleBatch, rows: Tensor | None) -> Tensor:
-        """Rows (B, D) of a batch in the solution's coordinates. rows: the same on the grid (B, J), where they are at hand."""
+        """Rows (B, D) of a batch in the solution's coordinates. rows: (B, J), on the grid, if already computed."""
         grid = batch.choices.grid
         if rows is None:
             rows = batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
@@ -186,7 +186,7 @@ class SharedSolver:
         self.stamp += 1
 
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
-        """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
+        """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals are impossible."""
         if self.stale:
             self.solve(doubtful)
         try:
@@ -195,7 +195,7 @@ class SharedSolver:
                     self.solution.take_in()
         except TooInaccurate:
             self.solve(doubtful)
-        except NotPositiveDefinite:  # all rows are held: it is rounding
+        except NotPositiveDefinite:  # all removed rows were held, so this is a rounding error
             if doubtful:
                 raise
             self.solve(doubtful)
@@ -215,7 +215,7 @@ class SharedSolver:
             return self.solution.inverse()
 
     def whitened(self) -> Whitened | None:
-        """The system as solved, whitened by the factor of the solve; None where that takes another solve."""
+        """The system as solved, whitened by the factor of the solve; None if that needs another solve."""
         return None if self.stale or self.solution.factored is None else self.solution.whitened()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class PairwiseSolver:
         """Do nothing: pairs are solved one at a time."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
-        """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""
+        """Mark every pair with a changed class for a solve at the next read; all pairs if features are standardised."""
         del rows
         if self.stats.scale is not None:
             self.reset()
@@ -279,12 +279,12 @@ class PairwiseSolver:
             self._P.pop(pair, None)
 
     def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
-        """Solve every pair with a touched class anew at the next read."""
+        """Mark every pair with a changed class for a solve at the next read."""
         del rows
         self.changed([(old, -1), (new, 1)], None)
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization: all pairs are solved anew at the next read."""
+        """Change the regularization: the next read solves all pairs again."""
         self.options.rho = rho
         self.reset()
 

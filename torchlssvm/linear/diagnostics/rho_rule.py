@@ -27,7 +27,7 @@ TIE_TOLERANCE = 1e-7
 """Errors within this share of the least count as equal: far above rounding (1e-12), far below what a sample changes."""
 
 MINIMUM_TOLERANCE = 1e-6
-"""Share by which the error of a recorded rho may lie above the least one found anew: ten times that of a tie."""
+"""How far, relatively, the error of a recorded rho may lie above the least one recomputed: ten times a tie's."""
 
 
 def candidates(view: HeadView) -> Tensor:
@@ -58,7 +58,7 @@ def choose(view: HeadView) -> float | None:
 
 
 def excess(view: HeadView, rho: float) -> float:
-    """Share by which the error of a rho lies above the least one of all candidates; infinite if it is none of them."""
+    """How far, relatively, the error of a rho lies above the least of all candidates; infinite for any other rho."""
     path = rho_path(view, candidates(view), "gcv")
     mine = path.errors[path.rhos == rho]
     least = float(path.errors[path.errors.isfinite()].amin())

@@ -1,4 +1,4 @@
-"""The choice of rho: by GCV from statistics, by exact leave-one-out with the samples at hand, or by k-fold from fold sums."""
+"""The choice of rho: by GCV from statistics, by exact leave-one-out on given samples, or by k-fold from fold sums."""
 
 from __future__ import annotations
 
