@@ -544,7 +544,7 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.store)} samples, and fit starts from nothing: clf.add(loader) adds to them "
+                    f"{self.store} holds {len(self.store)} samples, and fit starts empty: clf.add(loader) adds to them "
                     "(it skips ids that the store already holds); for another classifier use another folder"
                 )
             self.add(loader, progress=progress)

@@ -27,20 +27,20 @@ from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 
 PRODUCT_ROWS = 1024
-"""Rows that wait at most, and that one product takes at least where it is exact: enough for the speed of large products."""
+"""Most rows that wait, and fewest in one product where it stays exact: enough for the speed of large products."""
 
 TAIL_CHANGE_ROWS = 256
 """Rows of a change that may wait in the tail; a larger change fills a product of its own."""
 
 PRODUCT_NUMBERS = 2**17
-"""Numbers (1 MB of float64) that a product of more than 1,024 rows takes at most, so that they stay in the cache."""
+"""Most numbers (1 MB of float64) in a product of more than 1,024 rows, so that they stay in the cache."""
 
 
 FULL_SHARE = 1 / 32
-"""Share of entries from which on dense products are faster than those of single entries (measured: 0.03)."""
+"""Share of nonzero entries above which dense products are faster than sparse ones (measured: 0.03)."""
 
 SHARED_RUNS = 4
-"""Runs of rows from which on several threads share them; fewer are one product after the other, each on all threads."""
+"""Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
 
 _carrying = threading.Lock()  # held while a thread adds to canonical sums
 
@@ -156,7 +156,7 @@ class Accumulator:
     def append(self, changes: list[SignedRows], check: Callable[[Tensor], None] | None) -> list[Tensor] | None:
         """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows.
 
-        ``check``: sees the diagonals that they give, and raises if these cannot be.
+        ``check``: called with the resulting diagonals; raises if they are impossible.
         """
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
@@ -172,7 +172,7 @@ class Accumulator:
     def stage(self, changes: list[SignedRows], diagonal: bool = False) -> tuple[list[Tensor], Tensor | None]:
         """Write rows behind the tail without taking them in. Returns their features (views).
 
-        With ``diagonal`` also the diagonals that they would give, else None.
+        With ``diagonal``, also returns the resulting diagonals; otherwise None.
         """
         diag = self.diag if diagonal else None
         buffer = self._room()
@@ -223,7 +223,7 @@ class Accumulator:
                     used[: len(change.x)].zero_()
 
     def _push_sparse(self, change: SignedRows) -> None:
-        """Sum sparse rows straight into the canonical sums; those that are rather full as dense rows, some at a time."""
+        """Sum sparse rows directly into the canonical sums; rows with many entries become dense, a block at a time."""
         if change.x.values().numel() > FULL_SHARE * change.x.numel():
             for some, part in sparse_rows.dense_parts(change.x, PRODUCT_ROWS):
                 self.push(change.part(some, part))
@@ -246,7 +246,7 @@ class Accumulator:
     ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
         """Return the rows of each group that has any, on the device (None: all of them) and on the host.
 
-        They are summed together. ``host``: the codes on the host, so that no device is asked.
+        The rows of a group are summed together. ``host``: the codes on the host, which saves a synchronization.
         """
         assert host is not None
         sizes = np.bincount(host, minlength=self.groups)
@@ -292,7 +292,7 @@ class Accumulator:
         self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], chunk: int,
         runs: Iterator[tuple[int, int]],
     ) -> None:  # fmt: skip
-        """Sum runs of rows in memory of its own, then add that to the sums of the group: for one of several threads.
+        """Sum runs of rows in separate memory, then add the result to the group's sums: the work of one thread.
 
         Integers: the order does not matter.
         """
@@ -357,7 +357,7 @@ class Accumulator:
             return
         with threads_for(2.0 * length * self.J**2):
             self._flush_rows(length)
-        self._room()[:length].zero_()  # a row that is removed later must not stay in memory
+        self._room()[:length].zero_()  # a row removed later must not stay in memory
 
     def _flush_rows(self, length: int) -> None:
         bound, self._tail_bound = self._tail_bound, 0.0
@@ -419,7 +419,7 @@ class Accumulator:
         self.carry()
         self.incomplete = False
         if self.direct:
-            self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
+            self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; the next rows reallocate it
 
     def total(self, group: int) -> Tensor:
         """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are complete."""
@@ -436,7 +436,7 @@ class Accumulator:
         return self._diag
 
     def forget_diagonal(self) -> None:
-        """Compute the diagonals anew when they are asked for: the sums were changed."""
+        """Drop the cached diagonals after the sums have changed; the next read computes them again."""
         self._diag = None
 
     def _diagonal(self, group: int) -> Tensor:

@@ -22,7 +22,7 @@ from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 LARGEST_FLOAT_VALUE = 2.0**450
-"""Without a grid values are refused past this bound, so that sums of their squares stay finite."""
+"""Largest value accepted without a grid, so that sums of squares stay finite."""
 
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
@@ -71,7 +71,7 @@ WHOLE_CHECK_ROWS = 4096
 
 
 class HostFacts(NamedTuple):
-    """What the checks need to know of a batch, read from the device at once.
+    """Facts about a batch that the checks need, read from the device at once.
 
     ``largest_x`` (B,), or (1,) for all rows together; ``labels`` (B,) or ``largest_y`` (B,) for float targets; ``weight`` (B,).
     """
@@ -92,7 +92,7 @@ class HostFacts(NamedTuple):
         return cls(host[0], labels, largest_y, None if mult is None else host[2])
 
     def check(self, x: Tensor, y: Tensor, mult: Tensor | None, K: int, exact: bool) -> None:
-        """ValueError for values that are not finite, labels out of range, and weights that cannot be."""
+        """ValueError for values that are not finite, labels out of range, and invalid weights."""
         if not np.isfinite(self.largest_x).all():
             checks.raise_not_finite("x", x)
         if self.labels is not None:
@@ -125,10 +125,10 @@ def check_batch(
     x: Any, y: Any, weight: Any, ids: Any, *, J: int, K: int, folds: int, device: torch.device, exact: bool,
     choices: GridChoices, wanted: GridChoices, normalize: str | None = None, sparse: bool = False,
 ) -> SampleBatch:  # fmt: skip
-    """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
+    """Check a batch for every kind of bad input and choose the grids still open. An error changes nothing.
 
-    ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
-    data, if ``exact``; without it samples are summed as float64. ``normalize``: how rows are normalized before the grid.
+    ``choices``: made already; ``wanted``: what the user asked for. If ``exact``, a grid of None in ``wanted`` is chosen from
+    the data; otherwise samples are summed as float64. ``normalize``: how rows are normalized before the grid.
     ``sparse``: many sparse rows stay sparse.
     """
     x = given = checks.features(x, J, device, sparse)
@@ -146,7 +146,7 @@ def check_batch(
     whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
     facts = HostFacts.read(x, y, kind, mult, whole)
     facts.check(given, y, mult, K, exact)
-    if mult is not None and facts.weight is not None and not facts.weight.all():  # a sample of weight zero is none
+    if mult is not None and facts.weight is not None and not facts.weight.all():  # drop samples of weight zero
         keep = mult != 0
         ids = None if ids is None else list(itertools.compress(ids, keep.tolist()))
         x, y, mult = pick_rows(x, keep), y[keep], mult[keep]
@@ -196,7 +196,7 @@ def _bounds(x: Tensor, facts: HostFacts, size: float, choices: GridChoices) -> N
     one_for_all = len(largest) < x.shape[0]
     at_most = (float(largest.max()) / choices.grid.resolution + 1) ** 2
     if one_for_all and at_most * max(WHOLE_CHECK_ROWS, size / 256) > LARGEST_EXACT_INTEGER:
-        largest = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: not for all rows
+        largest = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: bound each row
     steps = np.floor(largest / choices.grid.resolution + 1) * np.ones(x.shape[0])
     if choices.target_grid is not None and facts.largest_y is not None:
         steps = np.maximum(steps, np.floor(facts.largest_y / choices.target_grid.resolution + 1))

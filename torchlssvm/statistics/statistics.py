@@ -1,4 +1,4 @@
-"""Exact sums over samples, and everything that is done with them: :class:`Statistics`."""
+"""Exact sums over samples: :class:`Statistics`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sum
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
-"""Names the bytes that a digest is of; other bytes would have another name."""
+"""Format of the bytes that a digest covers; it changes when those bytes do."""
 
 ROW_OPTIONS = ("normalize", "scale")
-"""Options that the header names where they are used."""
+"""Options that the digest's header includes if they are set."""
 
 LARGEST_SUM = 2**62
 """Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
 
 RELATIVE_ROUNDING = 1e-9
-"""Float64 sums may end so far beside zero, relative to what went through them, and count as zero."""
+"""Float64 sums count as zero below this share of the total that was added and removed."""
 
 SCALES = (None, "std")
 """Values of the option ``scale``."""
@@ -45,26 +45,26 @@ MATCHING_ATTRIBUTES = ("in_features", "num_classes", "per_class", "folds", "norm
 
 
 class Evidence(Enum):
-    """How it is known that samples to be removed are held."""
+    """How to check that samples to be removed are held."""
 
     NONE = auto()
-    """Not at all: statistics are a group, and a delta may be negative."""
+    """No check: statistics are a group, and a delta may be negative."""
 
     PROVEN = auto()
-    """Their rows were recognised, or a store has them: nothing is tested."""
+    """No check needed: their rows were recognised, or a store has them."""
 
     SUMS = auto()
     """By the sums: no count and no sum of squares may fall below zero."""
 
     COUNTS = auto()
-    """By counts alone: the samples are only roughly those held."""
+    """By counts alone: the samples only approximate those held."""
 
 
 class Integrity:
     """A context in which a state is changed in place: marked first, cleared last.
 
-    Whatever interrupts it (Ctrl-C, a lack of memory) leaves the mark, and every later use is refused. An error that this
-    library names is raised where nothing was changed, or everything was put back, so it clears the mark.
+    An interruption (Ctrl-C, out of memory) leaves the mark, and every later use is refused. This library's own errors clear the
+    mark: they are raised only if nothing was changed, or after everything was put back.
     """
 
     def __init__(self) -> None:
@@ -97,10 +97,10 @@ class Statistics:
             sums: the same interface, ``exact`` is False, and there is no digest).
         target_grid: the same for float targets.
         per_class: keep M for each class.
-        folds: keep everything for each of so many folds; samples then need ids.
+        folds: number of folds to keep separate sums for; samples then need ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
-        scale: None or ``"std"``. The sums are the same: it is noted here that weights are to be solved for standardised
-            features, so that the digest says it and sums of the two kinds are not mixed.
+        scale: None or ``"std"``, which solves weights for standardised features. The sums are the same with both values; the
+            digest includes the option, and statistics with different values cannot be combined.
         device: where the sums live.
 
     >>> import torch
@@ -184,7 +184,7 @@ class Statistics:
         return self.accumulator
 
     def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
-        """Fix what the first batch would decide, when the samples to come were on a grid before. Needs empty statistics."""
+        """Set the grids that the first batch would choose, for samples that are already on a grid. Needs empty statistics."""
         if self.accumulator is not None:
             raise ValueError("the statistics hold samples: their grid is decided")
         self._decide(GridChoices(kind, grid, target_grid))
@@ -230,11 +230,11 @@ class Statistics:
 
     @property
     def drained(self) -> bool:
-        """True when no weight is left, whatever the sums are; real weights count as zero up to rounding."""
+        """True when the total weight is zero, whatever the sums are; real weights are compared up to rounding."""
         return abs(self._weight) <= self._slack()
 
     def _slack(self) -> float:
-        """Return how far below zero a count may end: integers not at all, float64 sums a little."""
+        """Return how far below zero rounding can move a count: 0 for integers, a little for float64 sums."""
         return 0.0 if self.exact else RELATIVE_ROUNDING * max(1.0, float(self.n))
 
     def class_sums(self) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ class Statistics:
 
     def sums(self, label: int | None = None, weight: float | None = None) -> GroupSums:
         """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
-        if label is not None and self.per_class:  # one class: not a copy of what all have
+        if label is not None and self.per_class:  # one class: avoid copying the sums of all classes
             folds = range(max(1, self.folds))
             m = torch.stack([self.side_sums(f * self.num_classes + label)[0] for f in folds]).sum(0)
             return GroupSums(weight, self.packed(label), m, self.moments[:, label].sum())
@@ -287,7 +287,7 @@ class Statistics:
     def largest_square(self) -> float:
         """Return a bound on every entry of M for sums of actual samples: on the CPU the largest diagonal entry."""
         if self.accumulator is None or self.device.type != "cpu":
-            return float(min(self.bound, LARGEST_SUM))  # known on the host: no device is waited for
+            return float(min(self.bound, LARGEST_SUM))  # known on the host, so no synchronization
         return float(checks.to_host(self.diagonal().sum(0).amax())[0][0])
 
     @property
@@ -458,10 +458,10 @@ class Statistics:
         return self
 
     def change(self, changes: list[tuple[SampleBatch, int]], evidence: Evidence = Evidence.NONE) -> list[Tensor] | None:
-        """Apply checked batches with their signs; ``evidence``: how it is known that what is removed is held.
+        """Apply checked batches with their signs; ``evidence``: how to check that removed samples are held.
 
-        RemovalError where the evidence is against it. A few rows are tested before the sums change; many rows after it, on the
-        sums themselves, so that the caller puts back a copy. An interrupted change leaves the statistics unusable. Returns the
+        RemovalError if that check fails. A few rows are tested before the sums change. Many rows are tested afterwards, on the
+        sums themselves, and the caller must restore a copy. An interrupted change leaves the statistics unusable. Returns the
         rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if b.size]
@@ -506,7 +506,7 @@ class Statistics:
         return views
 
     def check_counts(self, moments: Tensor) -> None:
-        """RemovalError if a class, or everything, would have fewer than no samples. moments: as held."""
+        """RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
         counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])[0]
         if min(counts) < -self._slack():
             which = f" of class {counts.index(min(counts)) % self.num_classes}" if moments.ndim == 2 else ""
@@ -577,7 +577,7 @@ class Statistics:
         return SignedRows(b.x, side, codes, b.mult, b.bounds, gross, sign, b.observer, host_codes)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
-        """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
+        """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 for samples not held."""
         if not self.exact or self.bound + bound + removed <= LARGEST_SUM:
             return
         if self.accumulator is not None:  # adds and removes cancel: look at the sums themselves
@@ -629,7 +629,7 @@ class Statistics:
             self.moments = moments
 
     def forget_class(self, label: int) -> Statistics:
-        """Subtract all samples of one class, without them; returns their statistics."""
+        """Subtract all samples of one class, which need not be passed; returns their statistics."""
         if not self.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(label, self.num_classes)
@@ -660,7 +660,7 @@ class Statistics:
                 raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
 
     def merge(self, other: Statistics, sign: int = 1, evidence: Evidence = Evidence.NONE) -> None:
-        """self += sign * other; RemovalError, with nothing changed, where the evidence is against a removal."""
+        """self += sign * other; RemovalError, with nothing changed, if ``evidence`` rules out a removal."""
         self.compatible(other)
         self.check_whole()
         other.check_whole()
@@ -671,7 +671,7 @@ class Statistics:
             raise checks.removal_error("the machine is empty")
         added = other.group_sums()
         self._reserve(*((0.0, other.bound) if removes else (other.bound, 0.0)))
-        self.group_sums()  # rows that wait go in first
+        self.group_sums()  # sum the waiting rows first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
         if removes:
@@ -755,7 +755,7 @@ class Statistics:
                 self._reset()
 
     def _is_zero(self, sums: Tensor) -> bool:
-        """Tell if sums are zero: exactly on a grid, else up to rounding of what went through them."""
+        """Whether all sums are zero: exactly on a grid, otherwise up to rounding."""
         return not bool(sums.any()) if self.exact else bool(sums.abs().amax() <= RELATIVE_ROUNDING * self.bound)
 
     @exactly
@@ -833,7 +833,7 @@ class Statistics:
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything as flat tensors, to be saved: no raw sample, and nothing of one that was removed."""
+        """Return everything as flat tensors, to be saved. They contain no raw samples and no trace of removed ones."""
         self.canonicalize()
         sums = self.group_sums()
         known = self.exact and not self.empty

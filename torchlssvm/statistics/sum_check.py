@@ -6,8 +6,8 @@ products of a matrix and a vector. It is done modulo primes p, in float64, which
 (2^88) exceeds every |D_ij| (int64 sums, and at most 2^35 rows of 2^26 steps); then D r = 0 modulo that p for at most one r in
 p. With three fresh r for each prime, a wrong S passes with a probability below 2^-65, whichever the prime.
 
-The vectors are drawn from the system's randomness when the test begins: sums made before cannot know them. No hash of the
-rows is kept: one that is additive would be a perfect test of a guess, before minus after.
+The vectors are drawn from the system's randomness when the test begins, so sums made earlier cannot be fitted to them. No hash
+of the rows is kept: with an additive hash, the difference before and after a removal would confirm a guess of the row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SumCheck:
         """Take in samples on the grid. x: (B, J); y: (B,) labels or (B, K) targets; ids: needed for folds."""
         s = self.statistics
         if s.grid is None or s.kind != ("labels" if y.ndim == 1 else "values"):
-            raise ValueError(f"the statistics hold {s.kind or 'nothing'}, the samples are others")
+            raise ValueError(f"the statistics hold {s.kind or 'nothing'}, and the samples do not match")
         q = s.grid.quantize(x if s.normalize is None else normalized(x.to(torch.float64), s.normalize))
         folds = torch.zeros(len(q), dtype=torch.int64, device=q.device)
         if s.folds:
@@ -73,7 +73,7 @@ class SumCheck:
         groups = folds
         if y.ndim == 1:
             if len(y) and not 0 <= int(y.min()) <= int(y.max()) < s.num_classes:
-                raise ValueError(f"a label is none of the {s.num_classes} classes")
+                raise ValueError(f"a label is not one of the {s.num_classes} classes")
             codes = folds * s.num_classes + y
             self.moments.view(-1).add_(torch.bincount(codes, minlength=self.moments.numel()))
             z = torch.ones_like(q[:, :1])
@@ -96,10 +96,10 @@ class SumCheck:
 
     @exactly
     def failure(self) -> str | None:
-        """The first sum that is not that of the samples, in words; None when all agree."""
+        """A message about the first sum that differs from that of the samples; None if all agree."""
         s = self.statistics
         if not torch.equal(self.moments, s.moments):
-            return "the counts are not those of the rows"
+            return "the counts differ from those of the rows"
         found = s.group_sums()
         for group, right in enumerate(self.right):
             sums = torch.zeros(right.shape[0], s.in_features, dtype=torch.int64, device=s.device)
@@ -109,5 +109,5 @@ class SumCheck:
                 mine = slice(k * VECTORS_PER_PRIME, (k + 1) * VECTORS_PER_PRIME)
                 left = self._product(torch.remainder(sums, p).to(torch.float64), self.r, p)
                 if bool(torch.remainder(left[:, mine] - right[:, mine], p).any()):
-                    return "the sums of products are not those of the rows"
+                    return "the sums of products differ from those of the rows"
         return None
