@@ -20,12 +20,12 @@ from torchlssvm.store.transaction import EventResult
 
 
 class AttachedSamples:
-    """Samples under ids and subjects, for :class:`~torchlssvm.AttachedClassifier`: it asks, the store changes the head.
+    """Samples with ids and subjects for an :class:`~torchlssvm.AttachedClassifier`, whose head the store changes.
 
     Args:
         store: a folder, or an open store of the classifier's own head.
         classifier: an ``AttachedClassifier``; a folder is bound to the hash of its backbone.
-        given: names of the head's options that count; others that may change are those of the store. None: all count.
+        given: names of the options to take from the head; other options come from the store. None: take all from the head.
     """
 
     def __init__(self, store: Any, classifier: AttachedClassifier, given: Collection[str] | None = None):
@@ -52,8 +52,8 @@ class AttachedSamples:
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, more: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.
 
-        Samples that are held are compared and passed over, see :meth:`SampleStore.without_held`. ``more``: other batches
-        follow, so a calibration is not made again yet.
+        Samples that the store holds already are compared and skipped, see :meth:`SampleStore.without_held`. ``more``: more
+        batches follow, so do not recalibrate yet.
         """
         if ids is None:
             raise ValueError(

@@ -37,13 +37,13 @@ def lasting_name(path: Any) -> str:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """The facts of a store that one of its certificates is compared with, all of one view.
+    """The facts of a store to compare a certificate with, read in one view.
 
     Attributes:
         entries: of the journal, its chain recomputed; ``last_change``: the position of the last one that changed a sample.
         fingerprint, compacted: the network of the features, and the position up to which bytes were erased.
         grid, shape: as a certificate has them.
-        key: to the commitment at the certificate's position; None when it is destroyed.
+        key: the key of the commitment at the certificate's position; None if it is destroyed.
         snapshots, checkpoints: known files from before the certificate's last event that are still there.
     """
 
@@ -69,7 +69,7 @@ class CertificateIssuer:
     ) -> Certificate:
         """An unsigned certificate of events, for the head as it is in the open view.
 
-        ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
+        ``choices``: made from data by the caller, in addition to those the store knows; ``requests``: answered by the events.
         """
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
@@ -173,7 +173,7 @@ class CertificateIssuer:
     def file_commitments(self, key: bytes, checkpoints: dict[str, int]) -> dict[str, str]:
         """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
-        Files of earlier states get none: the key would confirm guesses about those who have left since.
+        Files of earlier states get no commitment: its key could be used to test guesses about samples erased since.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
@@ -243,7 +243,7 @@ def file_commitment(key: bytes, digest: bytes) -> str:
 
 
 def head_choices(options: dict[str, Any], head: Any) -> dict[str, dict[str, str]]:
-    """Options of a head that were given, as far as the store can tell."""
+    """The options that were given for a head, as far as the store knows them."""
     out = {}
     if "rho" in options:
         out["rho"] = {"state": "kept", "how": f"{head.rho!r}, declared unchanged by the erasure"}

@@ -29,7 +29,7 @@ log = logging.getLogger("torchlssvm.store")
 
 DATABASE_FILE = "samples.sqlite"
 WITNESS_FILE = "acknowledged"
-"""File of a store with the last position that a caller was told."""
+"""File of a store with the last position that was acknowledged to a caller."""
 
 NOTE_PREFIX = "note/"
 """Names of records that are notes of callers begin with this."""
@@ -116,7 +116,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 """Schemas of the records of the meta table, by the part of their name before a slash; notes of callers may be any JSON."""
 
 NO_DEFAULT: Any = object()
-"""Marks that :meth:`Database.get` was given no default, which may be None."""
+"""Stands for "no default given" in :meth:`Database.get`, where None is a valid default."""
 
 BUSY_CODES, DISK_CODES, INTERRUPT_CODE = (5, 6), (8, 10, 13, 14), 9
 """SQLite's primary result codes: BUSY and LOCKED; READONLY, IOERR, FULL and CANTOPEN; INTERRUPT (a query was stopped)."""
@@ -131,7 +131,7 @@ LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     """CRC-32 of a record: Python's ASCII form of its values, then a large value as it is.
 
-    It is against bits that flip; against people there are the digest, the commitments and the chain.
+    It detects flipped bits. The digest, the commitments and the chain detect deliberate changes.
     """
     return zlib.crc32(blob, zlib.crc32(ascii(values).encode()))
 
@@ -142,7 +142,7 @@ def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[
 
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
-    """SQLite's error as ours, by its result code. ``what``: the kind of file that should be at the path."""
+    """Convert an SQLite error to a StoreError by its result code. ``what``: the expected kind of file."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extension; errors of the module itself have none
     if code in BUSY_CODES:
         return StoreBusyError(f"{path} is in use by another process or reader ({error}); try again")
@@ -156,11 +156,11 @@ def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
 
 
 class Database:
-    """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file.
+    """A connection to the file of one store. Every SQLite error is raised as a StoreError that names the file.
 
-    Several threads may use it: one lock is held through each statement, transaction and view. What an interrupt left open is
-    rolled back when the next one begins. Nothing else may open the file while it is connected: closing a second handle would
-    end the locks that this process has on it.
+    Several threads may use a connection: one lock is held during each statement, transaction and view. A transaction that an
+    interrupt left open is rolled back when the next one begins. Nothing else in this process may open the file meanwhile:
+    closing a second handle would release the locks that this process has on the file.
     """
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
@@ -224,7 +224,7 @@ class Database:
             with self.errors():
                 self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self.connection.execute("SELECT count(*) FROM meta").fetchall()
-        return None  # the copy has no name any more, so that no crash leaves it behind
+        return None  # the copy is unlinked already, so a crash cannot leave it behind
 
     def _logs(self) -> list[Path]:
         return [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-journal")]
@@ -241,12 +241,12 @@ class Database:
             )
 
     def _check_files(self, create: bool) -> None:
-        """Refuse what is no regular file. A finished store has no rollback journal: SQLite would delete files that it names."""
+        """Refuse anything but a regular file, and a file with a rollback journal: SQLite would delete the files it names."""
         for suffix in ("", *LOG_SUFFIXES):
             try:
                 check_regular(f"{self.path}{suffix}")
             except ValueError as error:
-                raise StoreError(f"{error}: this is no store") from None
+                raise StoreError(f"{error}: this is not a store") from None
         if not create and Path(f"{self.path}-journal").exists():
             raise StoreError(
                 f"{self.path} has a rollback journal: it was changed by another program, or never finished"
@@ -324,21 +324,21 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours."""
+        """Raise SQLite's errors as StoreErrors."""
         try:
             yield
         except sqlite3.Error as error:
             raise store_error(error, self.path, "store") from error
         except (UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
-            raise StoreError(f"{self.path} is damaged or no store: {error}") from error
+            raise StoreError(f"{self.path} is damaged or not a store: {error}") from error
 
     def damaged(self, what: str) -> StoreError:
-        """The error for a file that holds what no store writes."""
+        """The error for a damaged file."""
         return StoreError(f"{self.path} is damaged: {what}")
 
     @property
     def usable(self) -> bool:
-        """False once it is closed, and in a process that was forked since."""
+        """False after close, and in a process that was forked after the connection was opened."""
         return not self.closed and os.getpid() == self._process
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class Database:
 
     @contextmanager
     def view(self) -> Iterator[None]:
-        """Read one state of the store, whatever others write meanwhile; inside a transaction, what that sees."""
+        """Read one consistent state of the store, even while others write. Inside a transaction, read what it has written."""
         with self.held():
             if self.connection.in_transaction:
                 yield
@@ -419,13 +419,13 @@ class Database:
         self.run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make it durable; StoreError if the file that was written is no longer that of the store."""
+        """Make the transaction durable; StoreError if the file at the path was replaced meanwhile."""
         self.check_place()
         self.run("COMMIT")
         self.check_place()
 
     def roll_back(self) -> None:
-        """End a transaction, if one is open, as if it had not been."""
+        """Roll back the open transaction, if there is one."""
         if not self.closed and self.connection.in_transaction:
             with self.errors():
                 self.connection.execute("ROLLBACK")
@@ -447,7 +447,7 @@ class Database:
             )
 
     def changes(self) -> int:
-        """A number that is another one once another connection has written."""
+        """A number that changes whenever another connection has written."""
         row = self.one("PRAGMA data_version")
         assert row is not None
         return int(row[0])
@@ -455,7 +455,7 @@ class Database:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
-        """A value of the meta table, not to be changed; StoreError when it is not there, unless there is a default."""
+        """Return a value of the meta table; do not modify it. StoreError if it is missing and you gave no default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
         if row is None and default is not NO_DEFAULT:
             return default
@@ -484,7 +484,7 @@ class Database:
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
 
     def delete(self, name: str) -> None:
-        """Take a value of the meta table away."""
+        """Delete a value of the meta table."""
         self.run("DELETE FROM meta WHERE name = ?", (name,))
 
     def records(self, prefix: str) -> dict[str, Any]:
@@ -505,7 +505,7 @@ class Database:
             self.connection.backup(target)
 
     def truncate_log(self) -> bool:
-        """Move the write-ahead log into the file and cut it to nothing; False while a reader keeps it from that."""
+        """Move the write-ahead log into the file and truncate it; False if a reader prevents it."""
         row = self.one("PRAGMA wal_checkpoint(TRUNCATE)")
         return row is not None and row[0] == 0
 

@@ -2,8 +2,8 @@
 
 Both are :class:`~torchlssvm.sample_adapter.SampleAdapter`: samples are added and removed under their ids in the store.
 ``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`, which are given the samples
-again to remove them; ``KernelAdapter`` drives a kernel machine, which removes its samples by ids of its own. Beside that they
-tell the store the head's options and digest, and whether it was changed from outside.
+again to remove them; ``KernelAdapter`` drives a kernel machine, which removes its samples by ids of its own. They also
+tell the store the head's options and digest, and whether somebody changed the head directly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTABLE_OPTIONS = ("rho", "class_weight")
 
 
 def head_from(config: dict[str, Any], device: torch.device | str | None) -> LinearHead:
-    """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
+    """Make the empty head that a store describes; StoreError if the description is damaged, or the head exceeds the memory."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
         kind = HEAD_TYPES[config["type"]]
@@ -60,7 +60,7 @@ class LinearAdapter(SampleAdapter):
 
     @property
     def exact(self) -> bool:
-        """True if the state is the same, bit for bit, however it was reached: it then has a digest."""
+        """True if the same samples give the same state, bit for bit, in any order. Such a head has a digest."""
         return self.head.statistics.exact
 
     @property
@@ -93,7 +93,7 @@ class LinearAdapter(SampleAdapter):
                 setattr(self.head, name, numbers)
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes; the head refuses that from anybody but its store."""
+        """Add k classes. Only the store may do this: the head refuses other callers."""
         with self.lock:
             keeper, self.head._keeper = self.head._keeper, None
             try:
@@ -129,7 +129,7 @@ class LinearAdapter(SampleAdapter):
 
     @property
     def rho_is_open(self) -> bool:
-        """True if the head has a rule for rho and has not chosen: it has no value of its own."""
+        """True if the head has a rule for rho and has not applied it yet."""
         return self.head._choices.rho_is_open
 
     def codec(self) -> Codec:
@@ -176,7 +176,7 @@ class LinearAdapter(SampleAdapter):
         self._sum(self, self.head.statistics, rows, codec)
 
     def sum_anew(self, batches: Iterable[StoredRows], codec: Codec) -> str | None:
-        """Sum samples of the store beside the head: their digest; None for a head without one."""
+        """Recompute the sums of samples without changing the head; returns the digest, or None for a head without one."""
         if not self.exact:
             return None
         sums = self.head.statistics.zero()
@@ -185,9 +185,9 @@ class LinearAdapter(SampleAdapter):
         return sums.digest()
 
     def check_sums(self, batches: Iterable[StoredRows]) -> str | None:
-        """Check the head's sums against samples of the store in one pass: its digest; None for a head without one.
+        """Check the head's sums against samples of the store in one pass; returns the digest, or None for a head without one.
 
-        StoreError if they are not the sums of these samples.
+        StoreError if the sums do not match the samples.
         """
         if not self.exact:
             return None
@@ -212,7 +212,7 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def state(self) -> dict[str, Tensor]:
-        """The state that a snapshot keeps: none of the rows, which the store has."""
+        """The state for a snapshot. It leaves out the rows, since the store has them."""
         return {k: v.cpu() for k, v in self.head._snapshot().items()}
 
     def load(self, state: dict[str, Tensor], batches: Iterable[StoredRows], codec: Codec) -> None:
@@ -298,7 +298,7 @@ HeadAdapter: TypeAlias = LinearAdapter | KernelAdapter
 
 
 def adapter_for(head: Any) -> HeadAdapter:
-    """The adapter of a head; StoreError when there is none."""
+    """Return an adapter for a head; StoreError if the type is not supported."""
     if isinstance(head, LinearHead):
         return LinearAdapter(head)
     if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):

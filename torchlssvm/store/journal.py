@@ -1,10 +1,10 @@
-"""The journal: what was done to a store, as a hash chain that says nothing about who was in it.
+"""The journal: a hash chain of all changes to a store that reveals nothing about the people in it.
 
 An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample (sorted, so
 that their order does not tell that of the samples), and an HMAC of the digest after the event under a key of that position.
 The nonces live in the samples' rows and go with them; the keys of positions that are past are destroyed at compaction. So an
-erasure rewrites no entry, and afterwards nothing in here confirms a guess about an erased sample. Certificates publish the
-HMAC.
+erasure rewrites no entry, and afterwards nobody can use the journal to test a guess about an erased sample. Certificates
+publish the HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -61,7 +61,7 @@ class Entry:
     chain: bytes
 
     def link(self, previous: bytes) -> bytes:
-        """The hash this entry must have behind the one before it."""
+        """The chain hash of this entry, given the hash of the entry before it."""
         body = {
             "position": self.position,
             "event_id": self.event_id,
@@ -125,7 +125,7 @@ class Journal:
         return None if row is None else self._entry(row)
 
     def of(self, event_id: str) -> Entry | None:
-        """The entry of an event, if it was applied; StoreError if it does not fit behind the one before it."""
+        """The entry of an event, or None if it was not applied; StoreError if its chain hash is wrong."""
         row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
         if row is None:
             return None
@@ -147,7 +147,7 @@ class Journal:
         return entry.chain if entry else CHAIN_START
 
     def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:
-        """Write an entry for each event, and where the journal ends then; returns that state.
+        """Append an entry for each event and write the new end of the journal; returns the new state.
 
         events: (id, kind, commitments). The last one has the digest, as an HMAC.
         """
@@ -175,7 +175,7 @@ class Journal:
         """Begin the journal of a new store, whose empty head has a digest."""
         self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
 
-    # -- digests that are not kept in clear ----------------------------------------------------------------------------
+    # -- digests, kept as keyed hashes ---------------------------------------------------------------------------------
 
     def commit(self, digest: str | None, position: int) -> bytes | None:
         """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
@@ -197,7 +197,7 @@ class Journal:
         return (row or (None,))[0] or 0
 
     def erased_since(self, position: int) -> bool:
-        """True if samples were removed, relabelled or replaced after a position: what they were is no longer there."""
+        """True if samples were removed, relabelled or replaced after a position, so that their old rows are gone."""
         kinds = "('remove', 'relabel', 'replace')"
         return (
             self.db.one(f"SELECT 1 FROM journal WHERE position > ? AND kind IN {kinds} LIMIT 1", (position,))

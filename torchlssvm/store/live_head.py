@@ -1,7 +1,7 @@
 """The head of a store, kept in step with its rows.
 
-Another process may write to the store, a call may be interrupted, and the head's options may be set from outside. Before the
-head is used it is therefore compared with the database: what is missing is restored from a snapshot, or from the rows.
+Another process may write to the store, a call may be interrupted, and somebody may set the head's options directly. So the head
+is compared with the database before each use. If it is out of date, it is restored from a snapshot or from the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUICKLY_SUMMED_ROWS = 1024
 """Below this number of rows it takes less time to sum them than to write and read their sums, whatever their width."""
 
 PUBLISHING_SECONDS = 1.0
-"""Least time between two publications: each takes about as long as an erasure, which a burst of them would feel."""
+"""Least time between two publications. Each takes about as long as an erasure, so it would slow down a burst of erasures."""
 
 Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
 """The options of a head, and the choices made from data, as the store keeps them."""
@@ -39,7 +39,7 @@ class LiveHead:
         adapter: None for the store of a kernel machine that was opened without one.
         position: of the journal, which the head was last known to be at.
         stale: True while the head may be in the middle of a change: it is restored before it is used.
-        options: those the store had when this handle last looked.
+        options: the store's options when this handle last read them.
         recovery: how the head was last restored, in words.
     """
 
@@ -118,7 +118,7 @@ class LiveHead:
         return adapter
 
     def reload(self) -> None:
-        """Restore the head from the open view or transaction; while that lasts, and if it fails, the head is not believed."""
+        """Restore the head from the open view or transaction. The head is marked stale until this succeeds."""
         adapter = self.required()
         with adapter.lock:
             trusted, self.stale = not self.stale, True
@@ -151,7 +151,7 @@ class LiveHead:
                 adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
 
     def take_options(self, names: Sequence[str]) -> None:
-        """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""
+        """Set these options of the head, and its choices from data, to those of the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
             before = adapter.config()
@@ -160,15 +160,15 @@ class LiveHead:
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
-        """Take the store's options at the next look, after a change of them that may not have been written."""
+        """Read the store's options again at the next use, after a change that may not have been written."""
         self._seen, self.options = -1, ({}, {})
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
         """Restore the head; returns what was done.
 
-        The start is the head itself, or the sums that a writer has published, if samples were only added since: their rows
-        are there to be added. What was removed or changed since is not, and then all rows are summed.
+        If samples were only added since, it starts from the head itself or from the sums that a writer has published, and adds
+        the new rows. If samples were removed or changed since, it sums all rows.
         """
         state = self.db.get("state")
         position, digest = state["position"], state["digest"]
@@ -227,7 +227,7 @@ class LiveHead:
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def save_options(self) -> Options:
-        """Write what this handle has changed; returns what the store has then, for when it is committed."""
+        """Write the options that this handle has changed; returns the options of the store once this is committed."""
         adapter = self.required()
         now, known = (adapter.config(), adapter.chosen()), self.options or (None, None)
         for name, value, old in zip(("head", "chosen"), now, known, strict=True):
@@ -238,8 +238,8 @@ class LiveHead:
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
 
-        The sums of before an erasure are removed at once. Where rows are few, others sum them faster than they read sums. Of a
-        burst of erasures only some are published; others then sum the rows.
+        Sums from before an erasure are removed at once. For few rows nothing is published: summing them is faster. In a burst
+        of erasures only some are published, and other processes sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows

@@ -64,7 +64,7 @@ LARGE_BATCH_NUMBERS = 2**24
 """Numbers in one large batch of rows: 128 megabytes."""
 
 CALIBRATE_RECORD = "calibrate"
-"""Record of a store whose calibration is made again with each event: how it is made."""
+"""Record of a store that recalibrates with each event: how the calibration is made."""
 
 FEATURE_TOLERANCE = 1e-3
 """Part of a row's largest value by which a network may compute a feature differently in another batch (TF32 has 10 bits)."""
@@ -75,7 +75,7 @@ Groups: TypeAlias = str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Preview:
-    """Effect that events would have. Accuracies are None without labels, or when no sample would be left."""
+    """The effect that events would have. Accuracies are None without labels, or if no sample would be left."""
 
     samples: int
     remaining: int
@@ -86,7 +86,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Compaction:
-    """Result of :meth:`SampleStore.compact`: snapshots it removed, and known checkpoints that hold what was erased."""
+    """Result of :meth:`SampleStore.compact`: removed snapshots, and known checkpoints that still contain erased samples."""
 
     position: int
     removed: list[str]
@@ -94,26 +94,27 @@ class Compaction:
 
 
 class SampleStore:
-    """Samples with ids and subjects, kept as the head summed them, and the head itself, always in step.
+    """Samples with ids and subjects, and a head that always matches them. Features are kept as the head summed them.
 
-    ``SampleStore(path, head=head)`` creates a store with an empty head, or opens it and restores the head (which may be left
-    out then, unless it is a kernel machine). A context manager; everything is durable when a call returns.
+    ``SampleStore(path, head=head)`` creates a store with an empty head, or opens an existing store and restores the head. To
+    open an existing store you may leave out ``head``, unless it is a kernel machine. The store is a context manager, and
+    everything is durable when a call returns.
 
     Args:
         path: a folder.
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead`, or a kernel machine.
         fingerprint: the network the features come from (:mod:`torchlssvm.backbone_hash`). A store is bound to it and
             refuses features of another one.
-        readonly: for reading beside a writer.
+        readonly: open for reading only, e.g. while another process writes.
         timeout: seconds to wait for another writer.
-        snapshot_rows: statistics are saved after so many changed rows, and when the store is closed or compacted.
-        accept_rollback: open a store that may have lost events it had acknowledged; the journal notes that it was done.
-        device: of a head restored without being given.
+        snapshot_rows: number of changed rows after which statistics are saved. Closing and compacting also save them.
+        accept_rollback: open the store even if it may have lost acknowledged events; the journal records this.
+        device: of the head, if you do not pass one.
         suppression_list: a file that keeps out who was erased on request (:class:`~torchlssvm.store.SuppressionList`); the
-            store uses it from then on, and several stores may share one. It is made if it is not there.
+            store uses it from then on, and several stores may share one. A missing file is created.
         suppression_key: its key: 32 bytes, 64 hex digits or a file; by default the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``. A store with a list adds and removes nothing without it.
-        erased: an Add with samples that were erased on request: "refuse" it, or "skip" those samples.
+        erased: how to treat an Add with samples that were erased on request: "refuse" the event, or "skip" those samples.
 
     >>> import tempfile, torch
     >>> from torchlssvm import LSSVMHead, FixedPoint
@@ -289,7 +290,7 @@ class SampleStore:
     def close(self) -> None:
         """Keep options that were set, write a snapshot, and close the files. No event is lost without it.
 
-        StoreError if options that were set on the head cannot be written; the files are closed all the same.
+        StoreError if options that were set on the head cannot be written; the files are closed even then.
         """
         if self._closed:
             return
@@ -303,7 +304,7 @@ class SampleStore:
                 self._db.close()
 
     def _keep_head(self, keeper: LiveHead | None) -> None:
-        """Let the head ask before each use whether it is up to date, until the store is closed."""
+        """Make the head check before each use that it is up to date, until the store is closed."""
         if isinstance(self.live.adapter, LinearAdapter):
             self.live.adapter.head._keeper = keeper
 
@@ -322,9 +323,8 @@ class SampleStore:
     def head(self) -> Any:
         """The live head. Change its samples through :meth:`apply` only.
 
-        A linear head may be kept and used until the store is closed: before each use it takes over what other processes have
-        written since, from the sums that the writer has published, or from the rows. Read this property again for the same
-        with a kernel machine.
+        You may keep a linear head and use it until the store is closed: before each use it catches up with what other processes
+        have written. With a kernel machine, read this property again to catch up.
         """
         with self.view():
             return self.live.follow().head
@@ -335,14 +335,14 @@ class SampleStore:
         return self.position if self.live.stale and not self._closed else self.live.position
 
     def restore(self) -> str:
-        """Bring the head back to what the store says, after any change to it; returns what was done."""
+        """Restore the head from the store, after any change to the head; returns a description of what was done."""
         with self.view():
             self.live.stale = True
             _ = self.head
             return self.live.recovery
 
     def relearn(self, machine: Any) -> Any:
-        """Let a machine forget what it holds and learn all rows of the store."""
+        """Empty a machine and let it learn all rows of the store."""
         adapter = adapter_for(machine)
         with self.view():
             adapter.clear()
@@ -353,9 +353,9 @@ class SampleStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[None]:
-        """``with store.view():`` what is read inside is of one position, whatever other processes write meanwhile.
+        """``with store.view():`` gives a consistent view of one position, even while other processes write.
 
-        Other threads wait, and a compaction elsewhere cannot finish until it ends; nothing can be written inside.
+        Until the view ends, other threads wait and no other process can finish a compaction. Nothing can be written inside.
         """
         return self._db.view()
 
@@ -427,18 +427,19 @@ class SampleStore:
             return {prefix + name: value for name, value in self._db.records(NOTE_PREFIX + prefix).items()}
 
     def note(self, name: str) -> Any:
-        """One note; None if there is none."""
+        """Return one note, or None if it is not set."""
         return self._db.get(NOTE_PREFIX + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
-        """Keep something of the caller's own beside the samples: any value of JSON; None takes it away.
+        """Keep a JSON value of your own in the store, under a name; None deletes it.
 
-        Not for data about people, but for as long as an event that names them waits (``corrections.pending_events``).
+        Do not store personal data in notes. The exception is an event that waits for its samples
+        (``corrections.pending_events``).
         """
         self.update_note(name, lambda _: value)
 
     def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
-        """Set a note to a value made from the present one (None if there is none), while no other process can change it."""
+        """Set a note to ``change(current value)``, atomically. The current value is None if the note is not set."""
         with self._db.transaction():
             value = change(self.note(name))
             self._put_note(name, value)
@@ -493,13 +494,13 @@ class SampleStore:
     def leave_one_out(self, pairs: str = "votes", groups: Groups = None) -> tuple[list[str], Tensor, Tensor]:
         """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
 
-        Rows of one person or of one picture are alike: a score by a head that has seen the others is too good. ``groups``
-        leaves them out together.
+        Rows of one person or of one picture are similar, so a head that has seen the others scores too well. ``groups`` leaves
+        them out together.
 
         Args:
             pairs: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
             groups: ``"subject"``, or a dict from ids to groups; samples without a group are left out one by one. Without
-                groups a UserWarning says if rows of one subject are alike.
+                groups, a UserWarning tells you if rows of one subject are similar.
         """
         alike = AlikeRows()
         with self.view():
@@ -569,9 +570,9 @@ class SampleStore:
 
         Args:
             method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
-            keep: make it again as part of each event. Without this an event makes a calibration void, since what it removed
-                has shaped it, and ``predict_proba`` raises until you call this again. Certificates say which is the case.
-                Each event then reads all rows. Default: True for a store that ``attach`` opened, False otherwise.
+            keep: recalibrate as part of each event, which then reads all rows. Otherwise an event invalidates the calibration,
+                and ``predict_proba`` raises until you call this method again. Certificates state which is the case.
+                Default: True for a store that ``attach`` opened, False otherwise.
             groups: see :meth:`leave_one_out`; only ``"subject"`` can be kept.
         """
         self._check_writable()
@@ -594,7 +595,7 @@ class SampleStore:
             self.live.options, self.live.stale = options, False
 
     def _calibrate_again(self) -> None:
-        """Make a calibration that is to be kept again, inside a transaction; without enough samples it is void."""
+        """Recalibrate inside a transaction, if the calibration is kept. With too few samples it becomes invalid."""
         kept = self._db.get(CALIBRATE_RECORD, None)
         adapter = self.live.adapter
         if kept is None or not isinstance(adapter, LinearAdapter):
@@ -611,8 +612,8 @@ class SampleStore:
     def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
 
-        A calibration that is to be kept is made again, too. Commands call this at their end, and certificates before they are
-        made. A store that cannot be written keeps the rho it has, which its record of choices calls older than the samples.
+        Also recalibrates if the calibration is kept. Commands call this at their end, and certificates before they are
+        made. A store that cannot be written keeps its rho, and its record of choices marks it as older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
@@ -642,7 +643,7 @@ class SampleStore:
         self._set_option(lambda head: setattr(head, "class_weight", value))
 
     def recalibrate(self) -> None:
-        """Make a calibration that is to be kept again, if samples have changed since."""
+        """Recalibrate if the calibration is kept and samples have changed since."""
         if not self.readonly and self._db.get(CALIBRATE_RECORD, None) is not None:
             self._set_option(lambda head: None, choose_rho=False)
 
@@ -672,9 +673,9 @@ class SampleStore:
         return list(self._db.get("classes", []))
 
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
-        """Give the classes names, in the order of the labels; the last ones may have none.
+        """Name the classes, in the order of the labels. You may give fewer names than classes.
 
-        ``names``: or a function that makes them from those it has, while no other process can change them.
+        ``names``: the names, or a function from the current names to the new ones, which is called atomically.
         """
         self._check_writable()
         with self._db.transaction():
@@ -686,10 +687,10 @@ class SampleStore:
             self._db.put("classes", checked)
 
     def add_classes(self, classes: int | Sequence[str], event_id: str | None = None) -> None:
-        """Make room for more classes: names, or their number. The journal has an entry of it.
+        """Add classes, given by names or by their number. The journal records this.
 
-        The digest is then that of a head which had all classes from the start. Float targets have as many columns as they
-        were added with: a store of them is refused.
+        The digest is then that of a head that had all classes from the start. ValueError if the samples have float
+        targets, since their number of columns is fixed; StoreError for a kernel machine.
         """
         self._check_writable()
         names = [] if isinstance(classes, int) else [check_text(name, "a class") for name in classes]
@@ -754,12 +755,12 @@ class SampleStore:
     ) -> EventResult | list[EventResult]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
+        ``notes`` are written in the same transaction (see :meth:`set_note`).
 
-        ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
-        suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
-        compaction, for :meth:`write_receipt`; those of a request are always kept. ``recalibrate=False``: many calls follow, and
-        :meth:`recalibrate` after the last one makes a calibration that is to be kept again.
+        ``request``: the id of the request (:attr:`requests`) that Remove events belong to. If the store uses a suppression
+        list, the samples are entered in it before they are erased. ``keep_receipt``: keep the nonces of Remove events until
+        compaction, for :meth:`write_receipt`; those of a request are always kept. ``recalibrate=False``: do not
+        recalibrate yet. Use this for many calls in a row, and call :meth:`recalibrate` after the last one.
 
         An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
         that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
@@ -821,7 +822,7 @@ class SampleStore:
             raise StoreError(f"the store at {self.path} was opened for reading only")
 
     def _committed(self, position: int, chain: bytes) -> None:
-        """Write down what the caller is told. The events are durable: an error is logged, not raised."""
+        """Record the acknowledged position. The events are durable already, so an error is logged, not raised."""
         try:
             self._witness.write(position, chain)
         except OSError as error:
@@ -850,9 +851,9 @@ class SampleStore:
     def without_held(self, event: Add) -> Add | None:
         """The samples of an Add that the store does not hold yet; None if it holds all.
 
-        Those that it holds under the same id are compared: features may differ by rounding only
-        (``FEATURE_TOLERANCE`` of the largest value of the row, and a step of the grid), as a network computes them in another
-        batch. The row that was added first stays. ValueError names the first id with other features, label or subject.
+        Samples with an id that the store holds are compared with the stored row, which stays. Features may differ by rounding,
+        since a network computes them slightly differently in another batch (``FEATURE_TOLERANCE`` of the largest value of the
+        row, and a step of the grid). ValueError names the first id whose features, label or subject differ.
         """
         held = self.table.held(event.ids)
         if not held:
@@ -926,9 +927,9 @@ class SampleStore:
             self._committed(state["position"], bytes.fromhex(state["chain"]))
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
-        """Keep out who is on a list from now on; returns the ids of samples that are held although they are on it.
+        """Use a suppression list from now on; returns the ids of samples in the store that are on the list.
 
-        The list is made if it is not there. A store cannot change to another list; after a move this says where it is now.
+        A missing file is created. A store cannot change to another list. If you moved the file, call this with its new path.
         """
         self._check_writable()
         with self._db.held():
@@ -981,11 +982,11 @@ class SampleStore:
         certificate: str | os.PathLike[str] | None = None,
         key: Any = None,
     ) -> Erasure:
-        """Erase subjects, samples, or all whom a request names, and write what an answer needs.
+        """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
 
-        The samples go first, then the receipt is written, then the bytes are destroyed, then the certificate is written. Each
-        step is durable before the next. **After a crash the same call finishes what is missing**: with a request, or with the
-        ``event_id`` of the first call.
+        The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
+        Each step is durable before the next. **After a crash the same call finishes what is missing**: with a request,
+        or with the ``event_id`` of the first call.
 
         Args:
             subjects: one or several.
@@ -1005,8 +1006,8 @@ class SampleStore:
     def erase_returned(self, **files: Any) -> Erasure | None:
         """Erase the samples that are held although they are on the suppression list; None if there are none.
 
-        For a store that an old copy was put back of. ``files``: ``receipt``, ``compact``, ``certificate`` and ``key``, as for
-        :meth:`erase`. StoreError without the key of the list.
+        Use it after restoring an old copy of the store. ``files``: ``receipt``, ``compact``, ``certificate`` and ``key``, as
+        for :meth:`erase`. StoreError without the key of the list.
         """
         self._check_writable()
         held = self._compare_with_list()
@@ -1067,12 +1068,12 @@ class SampleStore:
     # -- erasing the bytes ---------------------------------------------------------------------------------------------
 
     def compact(self) -> Compaction:
-        """Make sure that what was erased is in no file of the store any more.
+        """Destroy the remaining bytes of erased samples in all files of the store.
 
-        Removes the receipts that were kept (StoreError while one is not written to a file), replaces the names of requests by
+        Removes the receipts that were kept (StoreError while one is not written to a file), replaces the names of requests with
         commitments, destroys the keys of the commitments to earlier states, chooses rho again where it has a rule (erased
         samples have shaped the old one), renumbers the rows, rewrites the database, empties the log, saves the statistics, and
-        removes older snapshots and whatever others keep in the folder until then.
+        removes older snapshots and the ``*.until-compaction`` files of other modules.
         An open reader keeps the log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false``
         until a compaction went through.
         """
@@ -1113,11 +1114,11 @@ class SampleStore:
     def backup(self, path: str | os.PathLike[str]) -> Path:
         """Copy the store to a new folder, as it is at one position, while this and other processes go on using it.
 
-        Samples that are erased later are in the copy: put it back with :meth:`from_backup` only, which erases them again.
+        The copy still has the samples that you erase later. Restore it only with :meth:`from_backup`, which erases them again.
         """
         target = check_folder(path)
         if os.path.lexists(target):
-            raise StoreError(f"{target} is there already: a backup is not written over")
+            raise StoreError(f"{target} is there already: a backup never overwrites a folder")
         target.mkdir(mode=0o700, parents=True)
         with self._db.held():
             self._db.copy_to(target / DATABASE_FILE)
@@ -1151,7 +1152,7 @@ class SampleStore:
             suppression_list: where the list is, if it was moved.
             files: ``receipt``, ``compact``, ``certificate`` and ``key``, as for :meth:`erase`, for what is erased again.
 
-        Returns: the folder, and what was erased again, None for nothing.
+        Returns: the folder, and the erasure that was repeated (None if there was nothing to erase).
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SuppressedWarning)  # what the warning asks for is done here
@@ -1199,8 +1200,8 @@ class SampleStore:
     def opening(self, position: int | None = None) -> Opening | None:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
-        With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for a verifier who must check a head without it (:class:`~torchlssvm.audit.Opening`).
+        Anybody who has the opening and the remaining samples can test guesses about samples that are erased later. Give it only
+        to a verifier who must check a head without the store (:class:`~torchlssvm.audit.Opening`).
         """
         with self.view():
             at = self.position if position is None else position
@@ -1208,15 +1209,15 @@ class SampleStore:
             return None if key is None else Opening(self._journal.chain_at(at).hex(), key.hex())
 
     def check_structure(self) -> None:
-        """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
+        """Let SQLite check the whole file; StoreError if a page, a row or an index is damaged."""
         self._db.check_structure()
 
     def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
+        """Recompute the sums of all rows; returns the number of rows and the digest.
 
-        ``fast``: check the head's sums against the rows by Freivalds' test instead; StoreError if they are others.
-        StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
-        must be behind a commitment of its own.
+        StoreError unless the rows are exactly the samples that the journal records as added and not removed since: the id and
+        nonce of each row must match a commitment of its own. ``entries``: the result of :meth:`history`, if you have it
+        already. ``fast``: check the head's sums against the rows by Freivalds' test instead; StoreError if they differ.
         """
         with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()
@@ -1226,7 +1227,7 @@ class SampleStore:
             self.table.load_codec()
             if isinstance(adapter, LinearAdapter):
                 digest = adapter.check_sums(batches) if fast else adapter.sum_anew(batches, self.table.codec)
-            for _ in batches:  # of a machine without sums, the rows are read and checked all the same
+            for _ in batches:  # the machine has no sums; reading the rows still checks them
                 continue
             if held:
                 raise StoreError(f"{len(held)} samples of the journal are not among the rows")
@@ -1240,14 +1241,14 @@ class SampleStore:
                 k = next(k for k, commitment in enumerate(found) if commitment not in held)
                 raise StoreError(
                     "a sample that was erased is among the rows, or an id or nonce was altered: "
-                    f"row {rows.seq[k]} is none that the journal has"
+                    f"row {rows.seq[k]} is not in the journal"
                 )
             held.difference_update(found)
             yield rows
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a store; StoreError for an address such as s3://bucket, which is no folder."""
+    """The folder of a store; StoreError for an address such as s3://bucket."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
         raise StoreError(f"a store is a folder of this machine: {os.fspath(path)} is an address. Nothing was written.")
     return Path(path)
@@ -1284,7 +1285,7 @@ class AlikeRows:
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:
-    """The events as a list; ValueError if one is none."""
+    """Return the events as a list; ValueError if an item is not an event."""
     given = [events] if isinstance(events, EventBase) else list(events)
     for event in given:
         if not isinstance(event, EventBase):

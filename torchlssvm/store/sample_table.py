@@ -1,7 +1,7 @@
 """Samples as rows: how they are found, read, written and erased, and their features and targets as bytes.
 
 On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
-how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid, and
+how many. The width of a row never depends on other rows: it would reveal them after their erasure. Without a grid, and
 for a head that normalizes rows before its grid (``normalize``), features are stored as the float32 or float64 numbers they
 are.
 """
@@ -81,7 +81,7 @@ class StoredRows:
 
 @dataclass
 class Codec:
-    """Features and targets to bytes and back. Without a grid they are kept as they are, and features with ``plain`` too."""
+    """Converts features and targets to bytes and back. Without a grid, or with ``plain``, features are stored unchanged."""
 
     J: int
     K: int
@@ -277,12 +277,12 @@ class SampleTable:
         return dict(self._select("id, seq", "id", ids))
 
     def count(self, wanted: set[bytes]) -> int:
-        """Count the commitments that are to samples held; looks at all rows."""
+        """Count the commitments whose samples are held; reads all rows."""
         parts = self._scan("seq, id, nonce")
         return sum(c in wanted for part in parts for c in commitments([r[2] for r in part], [r[1] for r in part]))
 
     def _check_absent(self, column: str, value: str) -> None:
-        """StoreError if a look at all rows finds what an index says is not there: an erasure may depend on it."""
+        """StoreError if a scan of all rows finds a value that the index misses: an erasure may depend on it."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):
             raise self.db.damaged("an index misses a row")
 
@@ -309,7 +309,7 @@ class SampleTable:
         return found
 
     def _ordered(self, seqs: list[int]) -> list[int]:
-        """StoreError unless rows are in order: SQLite trusts a damaged page that holds one twice and another not at all."""
+        """StoreError unless rows are in order: SQLite does not notice a damaged page that repeats one row and omits another."""
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise self.db.damaged("its rows are not in order")
         return seqs
@@ -430,7 +430,7 @@ class SampleTable:
         )
 
     def renumber(self) -> None:
-        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was. Rows before the gap stay."""
+        """Number the rows 1 to n, inside a transaction: a gap would show where a sample was. Rows before it are kept."""
         numbered = "SELECT seq, row_number() OVER (ORDER BY seq) AS number FROM samples"
         row = self.db.one(f"SELECT seq, number FROM ({numbered}) WHERE seq != number LIMIT 1")
         if row is None:

@@ -1,10 +1,10 @@
 """The files beside the database: snapshots of the statistics, and the position last acknowledged.
 
-A snapshot makes opening fast; it is never needed, since the statistics can be rebuilt from the rows. It holds sums, which
-cover samples erased since, so old ones are removed. It ends with the SHA-256 of what comes before.
+A snapshot makes opening fast, but it is optional: the statistics can be rebuilt from the rows. Its sums include samples that
+were erased later, so old snapshots are removed. It ends with the SHA-256 of its content.
 
-The witness is what a caller was last told: if the database comes back with less (a log cut short by a disk that did not keep
-its promise, a backup put in its place), the loss is noticed.
+The witness is the position last acknowledged to a caller. It reveals a database that has lost acknowledged events, e.g. because
+the disk did not keep the end of the log, or because a backup was put in its place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WITNESS_BYTES = 256
 """Bytes of the witness, always the same, so that it is overwritten in place; it needs 150."""
 
 UNTIL_COMPACTION = ".until-compaction"
-"""Files of the store's folder whose names end in this may tell of erased samples: compaction removes them."""
+"""Suffix of files in the store's folder that may contain data about erased samples. Compaction removes them."""
 
 
 def sync_folder(path: Path) -> None:
@@ -75,11 +75,11 @@ class Snapshots:
         self.folder = folder
 
     def paths(self) -> list[Path]:
-        """All of them, oldest first, with what a crash left half written."""
+        """All snapshot files, oldest first, including those that a crash left half-written."""
         return sorted([*self.folder.glob(f"*{SNAPSHOT_SUFFIX}"), *self.folder.glob(f"*{SNAPSHOT_SUFFIX}.tmp")])
 
     def position(self, path: Path) -> int:
-        """The journal position a snapshot was taken at; -1 for a name that is none of ours."""
+        """The journal position at which a snapshot was taken; -1 if the name is not that of a snapshot."""
         stem = path.name.removesuffix(".tmp").removesuffix(SNAPSHOT_SUFFIX)
         return int(stem) if stem.isdecimal() else -1
 
@@ -97,7 +97,7 @@ class Snapshots:
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The content of a snapshot, or None when it cannot be read: the rows are the truth, not it."""
+        """The content of a snapshot, or None if it cannot be read. The caller then sums the rows."""
         try:
             content = read_regular(path, MAX_SNAPSHOT_BYTES)
         except (OSError, ValueError):
@@ -124,13 +124,13 @@ class Snapshots:
 
 
 class Witness:
-    """The last position and chain hash that a caller was told, in a small file written after each commit."""
+    """The last acknowledged position and chain hash, in a small file written after each commit."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def read(self) -> tuple[int, bytes] | None:
-        """Position and chain; None when there is none or it is damaged. A writer may be at work: a torn one is read again."""
+        """Return position and chain; None if the file is missing or damaged. A half-written file is read again."""
         for _ in range(5):
             found = self._read()
             if found is not None or not self.path.exists():
@@ -149,11 +149,11 @@ class Witness:
             return None
 
     def create(self) -> None:
-        """Write that of a new store, durably: from then on the file has its full size."""
+        """Write the witness of a new store, durably. From then on the file has its full size."""
         write_durably(self.path, self._encode(0, CHAIN_START))
 
     def write(self, position: int, chain: bytes) -> None:
-        """Overwrite it in place. Not synced: it bears witness against a log that was, and costs microseconds."""
+        """Overwrite the witness in place. It is not synced: the log is, and the write takes microseconds."""
         data = self._encode(position, chain)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.write(data)

@@ -1,8 +1,8 @@
 """The events of one call: first the rows, inside one SQLite transaction, then the head, in one exchange of samples.
 
-After an error the SQLite transaction is rolled back. The head needs no way back of its own: it is changed last, and a head
-that refuses samples is as it was. Only where it has changed already (the journal or the commit failed after it, or one of the
-rare parts of :meth:`Transaction._change_head` before the last) is it restored from the rows.
+After an error the SQLite transaction is rolled back. The head rarely needs a rollback: it is changed last, and a head that
+refuses samples stays unchanged. The head is restored from the rows only if it had changed already: when the journal or the
+commit failed after it, or when a later part of :meth:`Transaction._change_head` failed.
 
 Samples that one call adds and removes again never reach the head.
 """
@@ -37,8 +37,8 @@ LARGEST_EXCHANGE = 2**26
 class EventResult:
     """Answer to the caller for an event that is durable.
 
-    ``nonces`` are the samples' secrets: with one, and only with it, ``Certificate.covers(id, nonce)`` tells whether the sample
-    is meant. After an erasure the store no longer has them.
+    ``nonces`` are the secrets of the samples. You need the nonce of a sample to check whether a certificate covers it:
+    ``Certificate.covers(id, nonce)``. After an erasure the store no longer has the nonces.
     """
 
     event_id: str
@@ -99,13 +99,13 @@ class NetChange:
         """Number of features of the samples to remove: they are held in memory."""
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Samples that the head is to hold."""
+        """Samples that the head must hold."""
         self.relabels_only = False
         self._block_of.update(dict.fromkeys(ids, len(self._blocks)))
         self._blocks.append((ids, x, y))
 
     def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Samples that it is not to hold; those it would only have been given are left out."""
+        """Samples that the head must no longer hold. Samples added in the same call are dropped from the additions instead."""
         self.relabels_only = False
         held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]
         if held:
@@ -114,7 +114,7 @@ class NetChange:
             self.features += self._old[-1][1].numel()
 
     def exchange(self, ids: Sequence[str], x: Tensor, y: Tensor, new_x: Tensor, new_y: Tensor) -> None:
-        """Samples that are to have other features or targets; with the features they had, a relabelling."""
+        """Samples that get new features or targets. With unchanged features this is a relabelling."""
         relabels_only = self.relabels_only and new_x is x and self._block_of.keys().isdisjoint(ids)
         self.remove(ids, x, y)
         self.add(ids, new_x, new_y)
@@ -140,7 +140,7 @@ class NetChange:
 def joined(
     blocks: Sequence[tuple[Sequence[str], Tensor, Tensor]], device: torch.device | None = None
 ) -> tuple[Sequence[str], Tensor, Tensor] | None:
-    """Several blocks of samples as one, on ``device``; None if there is none. ValueError if labels and targets are mixed."""
+    """Join blocks of samples into one, on ``device``; None without blocks. ValueError if labels and targets are mixed."""
     if not blocks:
         return None
     first = blocks[0][1].device
@@ -159,15 +159,15 @@ class Transaction:
     """The events of one call; the database's own transaction is the caller's.
 
     Attributes:
-        done: the events that were applied, without those that had been applied before.
+        done: the events that this call applied; events that were applied before are left out.
         position: of the last of them.
-        head_changed: True once the head is, or may be, another than before the call.
+        head_changed: True once the head has changed, or may have changed.
     """
 
     def __init__(
         self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
     ):
-        """``source``: the network whose features come without a fingerprint of their own."""
+        """``source``: the network of features that come without a fingerprint."""
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
         self.done: list[AppliedEvent] = []
@@ -175,7 +175,7 @@ class Transaction:
         self._change = NetChange()
 
     def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EventResult]:
-        """Apply events to the rows, behind a position of the journal; of those that change nothing, the result.
+        """Apply events to the rows, after a position of the journal. Events that change nothing return their result at once.
 
         The head follows with :meth:`finish`.
         """
@@ -319,13 +319,12 @@ class Transaction:
 
 # -- events that come a second time ------------------------------------------------------------------------------------
 
-# The journal keeps of an event its kind, its number of samples and a commitment to each, and nothing is kept besides. So what
-# can be compared is compared: kind and number; of samples that are still held, whether they are those of the entry; and of
-# rows that no later event has written, the content.
+# The journal keeps only the kind of an event, its number of samples and a commitment to each. A repeated event is compared by
+# kind and number; by commitment, for samples that are still held; and by content, for rows that no later event has written.
 
 
 def check_repetition(table: SampleTable, event: Event, past: AppliedEvent | Entry) -> None:
-    """ValueError unless an event can be the one that was applied under its id, and is still in effect."""
+    """ValueError if an event differs from the one that was applied under its id, or if that one is no longer in effect."""
     if event.kind != past.kind:
         raise taken_id_error(event, past, f"it is a {event.kind}")
     if event.ids is not None and len(event.ids) != len(past.commitment_bytes):

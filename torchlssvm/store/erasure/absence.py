@@ -1,4 +1,4 @@
-"""Check that erased samples have not come back, as far as that can be told."""
+"""Check that erased samples have not come back, as far as the available names and keys allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def check_absence(
 ) -> dict[str, Check]:
     """Look for the return of erased samples: by the suppression list, and by the names of a receipt.
 
-    VerificationError if one is held again without a lawful return. What cannot be seen is part of the answer.
+    VerificationError if the store holds an erased sample again without a lawful return. The result also lists what could not be
+    checked.
     """
     with store.view():
         with checking("returned"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownFile:
-    """An export or a checkpoint that holds samples of the subject: ``position`` of the head in it, and if it is still there."""
+    """An export or checkpoint with samples of the subject, the position of its head, and whether the file still exists."""
 
     path: str
     position: int
@@ -26,17 +26,17 @@ class KnownFile:
 
 @dataclass(frozen=True)
 class AccessReport:
-    """Content of a store about one subject."""
+    """Everything a store holds about one subject."""
 
     subject: str
     samples: list[Sample]
-    """Each with the position of the event that added it; None where the journal does not tell."""
+    """Each sample with the position of the event that added it; None if the journal does not show the position."""
     files: list[KnownFile]
     requests: list[ErasureRequest]
 
     @classmethod
     def of(cls, store: SampleStore, subject: str) -> AccessReport:
-        """Gather it, all of one position of the store."""
+        """Make the report for one position of the store, even while other processes write."""
         with store.view():
             ids = store.find(subject=subject)
             added_at: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """An erasure from beginning to end: samples, receipt, compaction, certificate, in this order.
 
-Each step is durable before the next one begins, and a step that was taken is not taken again. After a crash the same call
-finishes what is missing: for a request the journal knows its erasures, otherwise the id of the event does.
+Each step is durable before the next one begins, and a completed step is not repeated. After a crash, make the same call again:
+it completes the missing steps. It finds the earlier erasures by the request, or by the event id.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Erasure:
     Attributes:
         results: of the Remove events of this call, one for each subject and one for the ids; empty if an earlier call has
             removed the samples.
-        event_ids: all erasures that the receipt and the certificate are about.
-        still_held: names of the request of which samples are still held.
+        event_ids: all erasures that the receipt and the certificate cover.
+        still_held: names of the request that still have samples in the store.
         receipt: the file that was written, or found there from an earlier call; None without one.
-        compaction: None if it was not asked for, or done before.
-        certificate: None if it was not asked for.
-        unfinished: why the store could not be compacted; the same call later finishes it.
+        compaction: its result; None if you did not ask for one, or an earlier call did it.
+        certificate: None if you did not ask for one.
+        unfinished: why the store could not be compacted; repeat the call later to finish.
     """
 
     results: list[EventResult]
@@ -105,7 +105,7 @@ def erase(
 
 
 def held_of_request(store: SampleStore, request_id: str) -> tuple[list[str], list[str]]:
-    """The subjects of a request of whom samples are held, and the ids it names that are held and not of these subjects."""
+    """The subjects of a request that have samples in the store, and its ids in the store that belong to no such subject."""
     request = store.requests.get(request_id)
     subjects = [s for s in request.named("subject") if store.find(subject=s)]
     ids = [i for i in request.named("id") if i in store]
@@ -114,7 +114,7 @@ def held_of_request(store: SampleStore, request_id: str) -> tuple[list[str], lis
 
 
 def nothing_held(store: SampleStore, request: str | None) -> RemovalError:
-    """The error for a request of which nothing is held and nothing was erased."""
+    """The error for a request if the store holds none of its samples and has erased none."""
     if any(entry.kind == "remove" and entry.position > store.compacted for entry in store.history()):
         advice = f"samples were erased without it, and their bytes may still be there: torchlssvm compact {store.path}"
     else:
@@ -139,7 +139,7 @@ def check_place(path: str | os.PathLike[str], kind: type[ErasureReceipt] | type[
 
 
 def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path | None:
-    """Write the receipt of erasures, unless that is done; None if it was written elsewhere."""
+    """Write the receipt of erasures if it is not written yet; returns None if it was written to another file."""
     waiting = [event_id for event_id in store.receipts.unwritten() if event_id in done]
     if not waiting:
         return path if path.exists() else None

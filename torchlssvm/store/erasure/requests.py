@@ -1,7 +1,7 @@
-"""Requests for erasure, with their receipts: who asked, when, until when an answer is due, and what was done.
+"""Erasure requests and their receipts: who asked, when, when the answer is due, and what was done.
 
-A request is a record of the store. Its names (subjects and ids) are in clear while they are needed; the compaction after the
-erasure replaces them by the commitments that the journal has had from the beginning.
+A request is a record of the store. Its names (subjects and ids) stay readable while they are needed. The compaction after the
+erasure replaces them with the commitments that the journal recorded when the request was opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchlssvm.store.transaction import AppliedEvent
 REQUEST_PREFIX = "request/"
 RECEIPT_PREFIX = "receipt/"
 REQUEST_STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
-"""The steps of a request, in their order; its state is the last one that was taken."""
+"""The steps of a request, in order. The state of a request is its last completed step."""
 
 Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
 
@@ -63,7 +63,7 @@ class ErasureRequest:
 
     @property
     def state(self) -> str:
-        """The last step that was taken."""
+        """The last completed step."""
         return [step for step in REQUEST_STEPS if step in self.steps][-1]
 
     @property
@@ -83,11 +83,11 @@ class ErasureRequest:
 
     @property
     def skipped(self) -> list[str]:
-        """Steps that an answered erasure needs and that were not taken."""
+        """Steps that an erasure needs before it is answered and that are still missing."""
         return [step for step in ("erased", "compacted", "certified") if step not in self.steps]
 
     def named(self, kind: str) -> list[str]:
-        """The subjects or the ids that are still in clear."""
+        """The subjects or ids that are still readable, i.e. not yet replaced by commitments."""
         return [n.name for n in self.names if n.kind == kind and n.name is not None]
 
     @property
@@ -96,13 +96,13 @@ class ErasureRequest:
         return all(n.name is None for n in self.names)
 
     def for_receipt(self, held: Collection[RequestedName] = ()) -> dict[str, Any]:
-        """The part of it that goes into a receipt: all names but those of which samples are still ``held``."""
+        """The part of the request that goes into a receipt: all names, except those with samples still ``held``."""
         kept = [n for n in self.names if n.name is not None and n not in held]
         names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in kept]
         return {"id": self.id, "received": self.received, "due": self.due, "names": names}
 
     def for_certificate(self) -> dict[str, str]:
-        """The part of it that goes into a certificate: no name, and not who works on it."""
+        """The part of the request that goes into a certificate; it leaves out names and the operator."""
         return {"id": self.id, "received": self.received, "due": self.due, "reason": self.reason}
 
 
@@ -125,14 +125,14 @@ class Requests:
         return sorted(found, key=lambda r: (not r.open, r.due, r.received))
 
     def get(self, request_id: str) -> ErasureRequest:
-        """One request; ValueError if there is none of that id."""
+        """Return the request with this id; ValueError if the store has no such request."""
         record = self.db.get(REQUEST_PREFIX + request_id, None)
         if record is None:
             raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
         return self._read(request_id, record)
 
     def answered_by(self, event_ids: Iterable[str]) -> list[ErasureRequest]:
-        """The requests that are among these events of the journal, or have one of their erasures there, oldest first."""
+        """The requests whose own journal entry, or one of whose erasures, is among these events, oldest first."""
         events = set(event_ids)
         found = [r for r in self.all() if r.id in events or not events.isdisjoint(r.events)]
         return sorted(found, key=lambda r: (r.received, r.id))
@@ -159,12 +159,12 @@ class Requests:
         reason: str = "",
         operator: str = "",
     ) -> ErasureRequest:
-        """Open a request of one subject or several, or for samples by their ids.
+        """Open a request about one or more subjects, or about samples given by their ids.
 
         Args:
-            subjects: whom it is about: one text, or several.
-            ids: samples it is about.
-            request_id: its id, for ever in the journal (default: a new one).
+            subjects: the subjects to erase: one text, or several.
+            ids: the ids of the samples to erase.
+            request_id: its id, which stays in the journal permanently (default: a new one).
             received: when it arrived (default: now); a day or a time, ISO 8601.
             due: the last day to answer (default: one month after it was received).
             reason: legal basis or reason. Texts may not hold the names of those concerned: they are kept after the erasure.
@@ -223,7 +223,7 @@ class Requests:
         return changed
 
     def certified(self, event_ids: Iterable[str]) -> None:
-        """Note, for requests that are erased, with all their erasures among these events, that a certificate was written."""
+        """Record that a certificate was written, for each erased request whose erasures are all among these events."""
         events = set(event_ids)
         with self.db.transaction():
             for request in self.all():
@@ -231,7 +231,7 @@ class Requests:
                     self._take_step(request, "certified")
 
     def close(self, request_id: str, answer: str = "") -> ErasureRequest:
-        """Note that the request was answered; ``answer`` says why, and is needed where it ends without a certified erasure."""
+        """Record that the request was answered. ``answer`` gives the reason; required if no certified erasure took place."""
         with self.db.transaction():
             request = self.get(request_id)
             if not request.open:
@@ -265,7 +265,7 @@ class Requests:
             raise ValueError(f"the request {request_id!r} is answered: open another one. Nothing was changed.")
         if "compacted" in request.steps:
             raise ValueError(
-                f"the request {request_id!r} is compacted and names nobody any more: open another one. Nothing was changed."
+                f"the request {request_id!r} is compacted and no longer has any names: open another one. Nothing was changed."
             )
         unknown = [s for s in subjects if s not in request.named("subject")]
         if unknown:
@@ -288,14 +288,14 @@ class Requests:
         self._write(replace(request, events=events, steps=steps))
 
     def still_held(self, request: ErasureRequest) -> list[RequestedName]:
-        """The names of a request of which samples are held."""
+        """The names of a request that still have samples in the store."""
         named = [(n, n.name) for n in request.names if n.name is not None]
         return [
             n for n, name in named if (self.table.of_subject(name) if n.kind == "subject" else self.table.held([name]))
         ]
 
     def forget_names(self) -> None:
-        """Replace names by their commitments: those of answered requests, and of others where nothing is held any more."""
+        """Replace names with commitments, in answered requests and in requests whose samples are all gone from the store."""
         for request in self.all():
             if request.forgotten or not (request.events or not request.open):
                 continue
@@ -311,10 +311,10 @@ class Requests:
 
 
 class KeptReceipts:
-    """The receipts of one store that were not compacted yet: a crash before the file is written loses none.
+    """Receipts that a store keeps until its next compaction, so that a crash before the file is written loses none.
 
-    A record "receipt/<event id>" holds ids and nonces of an erasure. The file is written from it and the record says so then;
-    compaction removes the records, and refuses while one is not written.
+    A record "receipt/<event id>" holds ids and nonces of an erasure. The receipt file is written from this record, which then
+    notes it. Compaction removes the records, and refuses to run while a receipt is not written to a file.
     """
 
     def __init__(self, db: Database):
@@ -347,7 +347,7 @@ class KeptReceipts:
         return [event_id for event_id, record in self.all().items() if not record["written"]]
 
     def make(self, event_ids: Sequence[str], request: dict[str, Any] | None) -> ErasureReceipt:
-        """The receipt of some erasures, with what it says of their request; StoreError if one is not kept (any more)."""
+        """Make the receipt of these erasures, with the data of their request; StoreError if one of them has no receipt."""
         records = self.all()
         missing = [e for e in event_ids if e not in records]
         if missing or not event_ids:
@@ -370,7 +370,7 @@ class KeptReceipts:
         if waiting:
             raise StoreError(
                 f"{self.db.path.parent} is not compacted: the receipts of {len(waiting)} erasures are not written to a file, "
-                f"and nobody could tell any more whom they were about (the first is {waiting[0]!r}). torchlssvm receipt STORE "
+                f"and compaction would delete the names in them (the first is {waiting[0]!r}). torchlssvm receipt STORE "
                 "--out FILE writes them. Nothing was changed."
             )
         for event_id in self.all():

@@ -3,8 +3,8 @@
 The record "suppression" of a store names the list and the end of its chain of changes when the store last wrote to it
 (``head``), so that another list, or an older copy, is noticed. ``clean`` is the end of the chain when no sample of the store
 was on the list. What is added later is compared with the list. So all samples are compared only when the list has changed
-since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries. The key is not in
-there.
+since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries. The record does
+not hold the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
 SUPPRESSION_CHOICES = ("refuse", "skip")
-"""Ways to treat an Add with samples that were erased: refused as a whole, or learned without them."""
+"""How to treat an Add with erased samples: refuse the whole event, or skip those samples and learn the rest."""
 
 SUPPRESSION_RECORD = "suppression"
 """Record of a store that uses a list."""
@@ -54,7 +54,7 @@ class Suppression:
 
     @property
     def has_key(self) -> bool:
-        """True if a key was given, the right one or not."""
+        """True if a key was given. The key is not checked."""
         return suppression_key(self._given) is not None
 
     def _record(self) -> Any:
@@ -103,7 +103,7 @@ class Suppression:
         if not found.extends(bytes.fromhex(record["head"])):
             raise StoreError(
                 f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
-                "Put the newer one back."
+                "Restore the newer copy."
             )
 
     def _note(self, used: SuppressionList, head: bytes, clean: str) -> None:
@@ -113,7 +113,7 @@ class Suppression:
     # -- keeping samples out -------------------------------------------------------------------------------------------
 
     def erased(self, ids: Sequence[str], subjects: Sequence[str | None]) -> list[bool]:
-        """For each sample, True if its id or its subject was erased on request; without a list, False."""
+        """For each sample, True if its id or its subject was erased on request. All False if the store has no list."""
         used = self.opened()
         if used is None:
             return [False] * len(ids)
@@ -142,9 +142,10 @@ class Suppression:
         return Add(ids, event.x[keep], event.y[keep], subjects, event.fingerprint, event.event_id), left_out
 
     def enter(self, done: Iterable[AppliedEvent]) -> None:
-        """Enter what removals took away, by ids the ids, by subject the subject and its ids: on the disk when this returns.
+        """Enter removed samples in the list; the entries are on the disk when this returns.
 
-        Called before the removals commit. If they do not, the entries stay: the removals are to be repeated.
+        A removal by ids enters the ids; a removal by subject enters the subject and the ids of its samples. Called before the
+        removals commit. If the commit fails, the entries stay: repeat the removals.
         """
         used = self.opened()
         if used is None:
@@ -192,7 +193,7 @@ class Suppression:
         return list(compress(ids, on)), list(compress(subjects, on[len(ids) :]))
 
     def withdraw(self, tags: Sequence[bytes]) -> None:
-        """Take entries off the list. The journal has an entry about it by then, so that no return goes unnoticed."""
+        """Take entries off the list. Call this after the journal has recorded the return."""
         used = self.opened()
         assert used is not None
         used.withdraw(tags)

@@ -1,9 +1,9 @@
-"""A suppression list: a file that tells, to the holder of its key only, who was erased on request.
+"""A suppression list: a file from which only the holder of its key can tell who was erased on request.
 
 An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject" and the
-name is in Unicode's form NFC, so that one that was typed on another machine is the same. Without the key it confirms no guess;
-the order of the file says nothing about the order of erasures. Several stores may share a list. It is not part of a store, so
-that a copy of a store that is put back does not bring an old list along.
+name is in Unicode's form NFC, so that the same name typed on another machine gives the same entry. Without the key nobody can
+test a guess against an entry. The order of the file does not reveal the order of erasures. Several stores may share a list. The
+list is kept outside the store, so that restoring an old copy of the store does not restore an old list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 SUM_MODULUS = 2**256
-"""An entry is a number below it."""
+"""Every entry, read as a number, is below this value."""
 
 
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
@@ -56,7 +56,7 @@ def new_suppression_key(path: str | os.PathLike[str]) -> Path:
 
 
 def suppression_key(given: Any = None) -> bytes | None:
-    """A key from 32 bytes, 64 hex digits or a file; without one, from the environment variable; None if that is not set."""
+    """Read a key from 32 bytes, 64 hex digits or a file; by default from the environment variable. None if that is not set."""
     if given is None:
         given = os.environ.get(KEY_VARIABLE) or None
         if given is None:
@@ -78,7 +78,7 @@ def suppression_key(given: Any = None) -> bytes | None:
 
 
 def refuse_in_store(path: Path) -> None:
-    """ValueError when a key, a list or a receipt would be inside the folder of a store: a copy of it would have them too."""
+    """ValueError if a path is inside the folder of a store. Keys, lists and receipts there would be copied with the store."""
     place = path.resolve()
     for folder in place.parents:
         if os.path.lexists(folder / DATABASE_FILE):
@@ -109,7 +109,9 @@ class SuppressionList:
         if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "head", "sum"} <= set(found):
             raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
         if not hmac.compare_digest(found["check"], self._check_value()):
-            raise StoreError(f"this is not the key of the suppression list {self.path}: nothing can be told with it")
+            raise StoreError(
+                f"this is not the key of the suppression list {self.path}: the list cannot be read with it"
+            )
         self.name: str = found["list"]
         """The random name of the list, by which a store knows it."""
 
@@ -119,7 +121,7 @@ class SuppressionList:
         place = Path(path).absolute()
         refuse_in_store(place)
         if os.path.lexists(place):
-            raise StoreError(f"{place} is there already: a suppression list is not written over")
+            raise StoreError(f"{place} is there already: a suppression list is never overwritten")
         temporary = place.with_name(place.name + ".tmp")
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -192,7 +194,7 @@ class SuppressionList:
         return bytes.fromhex(connection.execute("SELECT value FROM list WHERE name = 'head'").fetchone()[0])
 
     def extends(self, head: bytes) -> bool:
-        """True if the chain ended in ``head`` once: an older copy of the file never did, whatever was entered in it since."""
+        """True if the chain once ended in ``head``. An older copy of the file never did, even if it got new entries."""
         with self._connected() as connection:
             return connection.execute("SELECT 1 FROM heads WHERE head = ?", (head,)).fetchone() is not None
 
@@ -204,7 +206,7 @@ class SuppressionList:
         return int(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
 
     def find(self, tags: Sequence[bytes]) -> set[bytes]:
-        """Those of some entries that are on the list."""
+        """Return those of the given entries that are on the list."""
         found: set[bytes] = set()
         with self._connected() as connection:
             for start in range(0, len(tags), VARIABLES_PER_QUERY):
@@ -216,7 +218,7 @@ class SuppressionList:
     def check_structure(self) -> None:
         """StoreError when the file is cut short, a page of it is damaged, or an entry is missing or altered."""
         with self._connected() as connection:
-            connection.execute("BEGIN")  # of one state, whoever writes meanwhile
+            connection.execute("BEGIN")  # read one consistent state, even while another process writes
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             tags = [row[0] for row in connection.execute("SELECT tag FROM entries")]
             size = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -226,12 +228,12 @@ class SuppressionList:
         if found != "ok" or not whole or len(tags) != entries or sum_of(tags) != total:
             raise StoreError(
                 f"{self.path} is damaged: of {entries} entries {len(tags)} are there, or some are altered"
-                f"{'' if whole else '; the file is cut short'}; structure: {found}. Put a copy back that is whole."
+                f"{'' if whole else '; the file is cut short'}; structure: {found}. Restore an undamaged copy."
             )
 
     @property
     def mark(self) -> tuple[int, int, int]:
-        """Marks the file as it is now: another one, or a change, gives another mark."""
+        """A value that changes whenever the file is changed or replaced."""
         found = self.path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -262,5 +264,5 @@ class SuppressionList:
 
 
 def sum_of(tags: Iterable[bytes]) -> int:
-    """The sum of entries, by which an altered one is noticed."""
+    """The sum of entries; it reveals an altered entry."""
     return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS
