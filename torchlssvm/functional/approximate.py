@@ -1,7 +1,7 @@
 r"""Approximate removal: the error of the weights when the removed samples are known only roughly.
 
-Samples x_i with residual r_i are to be removed, but x_i + e_i are. With A' the true system after the removal, W~ the weights
-that come out, W' those that should, r_i = y_i - f~(x_i + e_i) the residuals of the removed rows, c_i their weights and mu' the
+You want to remove samples x_i, but remove x_i + e_i instead. With A' the true system after the removal, W~ the weights
+obtained, W' the correct ones, r_i = y_i - f~(x_i + e_i) the residuals of the removed rows, c_i their weights and mu' the
 true mean (free intercept; 0 otherwise), subtracting the two normal equations gives, exactly,
 
     A' (W' - W~) = sum_i c_i ( e_i r_i^T - (x_i - mu') (e_i^T W~) )
@@ -32,8 +32,8 @@ class Approximation:
     """The sensitivity of a removal to errors in the removed samples.
 
     Attributes:
-        samples: how many were removed.
-        norm: |W~|, to compare with.
+        samples: the number of samples removed.
+        norm: |W~|, the size of the weights, to compare the error with.
     """
 
     samples: int

@@ -10,8 +10,8 @@ Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k]
 Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
 (n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
 
-A temperature keeps the order of the scores, so the most probable class is the predicted one. The others move the border between
-classes to where the data say that it is: near it, the most probable class may be another than that of the largest score.
+A temperature keeps the order of the scores, so the most probable class is the predicted one. The others fit the border between
+classes to the data: near the border, the most probable class may differ from the one with the largest score.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST_NEWTON_STEPS = 100
 """Steps after which a fit stops; ten are usual."""
 
 LEAST_STEP = 1e-10
-"""Share of a Newton step below which it is not halved any more."""
+"""Share of a Newton step at which halving stops."""
 
 LOSS_ROUNDING = 1e-13
-"""Relative rounding of a loss: a step that raises it by less has not raised it."""
+"""Relative rounding error of a loss: a smaller increase is ignored."""
 
 STEP_TOLERANCE = 1e-12
 """Relative size of a step at which a fit has converged."""
@@ -149,11 +149,11 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 TIE_BREAKING_SHARE = 1e-9
-"""The share of softmax(s) in probabilities that are normalized: what decides between classes that are equally probable."""
+"""The share of softmax(s) in normalized probabilities, which breaks ties between equally probable classes."""
 
 
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
-    """Rows that sum to one; equal entries in the order of their scores, also zeros. p: (B, K) >= 0; scores: (B, K)."""
+    """Rows that sum to one; equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
     p = p + TIE_BREAKING_SHARE * torch.softmax(scores, 1)
     return p / p.sum(1, keepdim=True)
 

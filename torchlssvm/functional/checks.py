@@ -1,4 +1,4 @@
-"""Input checks: everything that needs no data first, then every data-dependent question in one read from the device."""
+"""Input checks: first all that need no data, then all data-dependent ones in a single read from the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 def is_fake(*tensors: Tensor | None) -> bool:
-    """Tell whether any tensor carries no data (FakeTensorMode, meta device), as in an exported ``forward``."""
+    """Whether any tensor has no data (FakeTensorMode, meta device), as in an exported ``forward``."""
     return any(t is not None and (t.is_meta or isinstance(t, FakeTensor)) for t in tensors)
 
 
@@ -94,14 +94,14 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
 
 
 def first_text(value: Any) -> str | None:
-    """The first text in a list, an array, or a list of lists; None if it begins with something else."""
+    """The first element of a list, an array, or a list of lists, if it is text; otherwise None."""
     while isinstance(value, list | tuple | np.ndarray) and len(value):
         value = value[0]
     return str(value) if isinstance(value, str) else None
 
 
 def id_list(ids: Any) -> list[int]:
-    """Ids of samples, a tensor, an array, a list or a number, as a list; ValueError for anything but integers, a mask too."""
+    """Ids of samples, a tensor, an array, a list or a number, as a list; ValueError unless they are integers, not a mask."""
     if isinstance(ids, np.integer) or (isinstance(ids, int) and not isinstance(ids, bool)):
         return [int(ids)]
     if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
@@ -273,7 +273,7 @@ def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
 
 
 def removal_error(what: str) -> RemovalError:
-    """The error for removing what was provably never added."""
+    """The error for removing samples that were provably never added."""
     return RemovalError(
         f"{what}: the samples to remove are not among those held. What is removed must be, bit for bit, what was added "
         "(same features, label and weight). Nothing was changed."

@@ -14,15 +14,15 @@ SMALLEST_UPDATED_SYSTEM = 48
 """Below this many features a factorization is cheaper than the bookkeeping of an update."""
 
 COLUMNS_BETWEEN_SOLVES = 8
-"""In units of J: after so many columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
+"""Columns of updates, in units of J, after which an inverse is computed from scratch to limit rounding errors."""
 
 LEAST_REMOVAL_PIVOT = 1e-2
-"""Least share of the system that a removal by Theorem 1 may leave; below it weights are solved from statistics: two digits
-would be lost."""
+"""Least share of the system that a removal by Theorem 1 may leave. Below it, where two digits would be lost, weights are solved
+from statistics."""
 
 
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
-    """Tell whether to solve from statistics rather than to apply Theorem 1.
+    """Whether to solve from statistics instead of applying Theorem 1.
 
     changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
@@ -43,28 +43,28 @@ def batch_size(J: int) -> int:
 
 
 SMALL_KERNEL = 64
-"""Below this many samples a kernel machine factors anew: cheaper than the bookkeeping, and free of drift."""
+"""Below this many samples a kernel machine factors its matrix again: cheaper than an update, and without drift."""
 
 LEAST_SHARE = 1e-3
-"""Updates of a kernel machine in which all but this share cancels (a near-duplicate at a large C) are factored anew."""
+"""If all but this share cancels in an update (a near-duplicate at a large C), a kernel machine factors again instead."""
 
 DEFERRED_ROWS = 64
 """Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
 
 
 LARGEST_KEPT_MATRIX = 512
-"""Up to this many samples a kernel machine keeps its matrix too (2 MB), so that factoring anew computes no kernel."""
+"""Up to this many samples a kernel machine keeps its matrix too (2 MB), so that factoring again needs no kernel evaluation."""
 
 
 def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: bool = False) -> bool:
-    """Tell whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
+    """Whether a kernel machine of n samples should update its inverse instead of factoring the new matrix.
 
     The bordered inverse costs 4 n^2 flops a row added, the Schur complement 2 n^2 a row removed, both at the rate of a product.
     For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
-    rate, and the kernel comes on top. With the inverse at hand the break-even is 2 r^3. With a factor alone (after a bulk
+    rate, and the kernel comes on top. With a known inverse the break-even is 2 r^3. With a factor alone (after a bulk
     change) a row added or removed costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so that the break-even
-    is r / 6 rows; more rows than can wait are removed by factoring anew. Where the matrix is at hand (``gram``) several rows
-    have to save a factor and their own bookkeeping; one row always does.
+    is r / 6 rows; to remove more rows than can wait, it factors again. If the matrix is kept (``gram``), updating several rows
+    pays only if the update and its bookkeeping cost less than a factorization; updating one row always pays.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
     """
     left = n + added - removed

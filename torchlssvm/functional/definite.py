@@ -1,10 +1,10 @@
-"""A test that sums can be those of actual samples.
+"""A test whether any samples can have the given sums.
 
-Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Taking away what is not in there
-may break that, and then it is proved that something was removed that was never added (or removed twice). G is scaled to a
-unit diagonal, S = D^-1/2 G D^-1/2, which changes no sign and makes features of any scale count alike. Cholesky's
+Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Removing a sample that
+was never added may break that. If it does, some sample was removed that was never added, or was removed twice. G is scaled to
+a unit diagonal, S = D^-1/2 G D^-1/2, which changes no sign and makes features of any scale count alike. Cholesky's
 factorization of S + t I, t = 1e-12 (J + 1), exists for every semidefinite G in spite of rounding (its backward error is
-about 1e-16 (J + 1)), so when it fails the proof is good; what hides below t goes unnoticed.
+about 1e-16 (J + 1)), so a failure is a proof. Violations smaller than t go unnoticed.
 """
 
 from __future__ import annotations

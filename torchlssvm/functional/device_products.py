@@ -38,7 +38,7 @@ def products_are_exact(device: torch.device) -> bool:
 
 
 def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
-    """A product as integers on the host; None if an entry is none, or too large."""
+    """A product as integers on the host; None if an entry is not an integer, or too large."""
     values = M.cpu().numpy()
     whole = np.isfinite(values).all() and (np.abs(values) < 2.0**53).all() and (values == np.floor(values)).all()
     return values.astype(np.int64) if whole else None

@@ -66,7 +66,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
 
 
 class WithinClass(NamedTuple):
-    """What the discriminant knows of samples that are to be left out.
+    """The quantities from which leave-one-out scores of the discriminant are computed.
 
     Attributes:
         solve: the function from rows (R, J) to rows times B^-1.

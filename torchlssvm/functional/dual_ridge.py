@@ -37,7 +37,7 @@ BAND_COLUMNS = 64
 
 
 class DualSystem(NamedTuple):
-    """The weighted, centred system of n samples; its fields are overwritten by those who solve it."""
+    """The weighted, centred system of n samples; solving it overwrites its fields."""
 
     K: Tensor  # (n, n), the lower triangle
     Y: Tensor  # (n, outputs)

@@ -2,8 +2,8 @@
 
 A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers
 are exact, so they do not depend on the order, the batch size, the device or the number of machines that formed them.
-What the grid costs: x is moved by at most r / 2, so the Gram matrix of n samples is moved by about n r^2 / 12 on its
-diagonal. That is what a ridge of the same size would do; it is invisible while n r^2 / 12 is small against rho.
+The cost: x moves by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12.
+This acts like a ridge of the same size, and is negligible while n r^2 / 12 is small compared with rho.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FixedPoint:
     """A grid with resolution ``limit / 2**bits`` for values in ``[-limit, limit]``.
 
     ``headroom`` accepts values up to ``limit * 2**headroom`` without changing the resolution; ``grid="auto"`` uses it so
-    that an outlier after the first batch is no error. Resolutions that are powers of two are the fastest.
+    that an outlier after the first batch is accepted. Resolutions that are powers of two are the fastest.
 
     >>> grid = FixedPoint(limit=4.0, bits=20)
     >>> grid.resolution == 2.0**-18, grid.max_value
@@ -130,7 +130,7 @@ GridOption: TypeAlias = FixedPoint | float | str | None
 
 
 def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
-    """A grid as it is asked for: a number is the limit of a :class:`FixedPoint`; that itself, "auto" and None stay.
+    """Read the option ``grid``: a number is the limit of a :class:`FixedPoint`; a FixedPoint, "auto" and None stay.
 
     Text, as on a command line: "none", "auto", "LIMIT", "LIMIT:BITS" or "LIMIT:BITS:HEADROOM" (:func:`grid_to_text`).
 

@@ -1,4 +1,4 @@
-"""Memory: refuse what does not fit, with the number of bytes; and tensors that own no more memory than they show."""
+"""Memory: refuse allocations that do not fit, and copy views so that a tensor owns only the memory it shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torchlssvm.errors import OutOfMemoryError
 
 CHECKED_BYTES = 2**28
-"""Bytes from which a request is worth checking: for less than 256 MiB asking the system costs more."""
+"""Smallest request in bytes (256 MiB) that is checked: for less, asking the system costs too much."""
 
 
 def no_rows(x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def trimmed(x: Tensor) -> Tensor:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be had on a device without swapping; None where that is not known."""
+    """Bytes available on a device without swapping; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -39,7 +39,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
-    """OutOfMemoryError, before anything is allocated, unless so many bytes are free on the device."""
+    """Raise OutOfMemoryError, before anything is allocated, unless ``needed`` bytes are free on the device."""
     free = free_bytes(device)
     if free is not None and needed > free:
         raise OutOfMemoryError(

@@ -1,4 +1,4 @@
-"""Running state updates outside of whatever autograd mode the caller is in, and with Ctrl-C at safe points only."""
+"""Run state updates outside the caller's autograd mode, with Ctrl-C at safe points only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exactly(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class DeferredInterrupt:
-    """Ctrl-C that waits, while a state is changed, for a point from which everything can be put back, or for the end.
+    """Defers Ctrl-C while a state is changed, until a point where everything can be put back, or until the end.
 
     Only the main thread receives signals. In other threads, inside another such context, and where SIGINT is ignored, the
     context does nothing. Long operations ask at such points: ``if interrupt.arrived: interrupt.hand_over()``.
@@ -49,7 +49,7 @@ class DeferredInterrupt:
         self.arrived = True
 
     def defer(self) -> bool:
-        """Let Ctrl-C wait; False if it is not for this call to let it go."""
+        """Defer Ctrl-C. Returns True if the caller must end the deferral, False if nothing was deferred."""
         if self._handler is not None or threading.current_thread() is not threading.main_thread():
             return False
         handler = signal.getsignal(signal.SIGINT)
@@ -69,7 +69,7 @@ class DeferredInterrupt:
             handler(signal.SIGINT, None)
 
     def hand_over(self) -> None:
-        """Call the caller's handler, which raises KeyboardInterrupt if it is Python's own. The main thread alone does."""
+        """Call the caller's handler; Python's own raises KeyboardInterrupt. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
             self._handler(signal.SIGINT, None)
@@ -79,7 +79,7 @@ class DeferredInterrupt:
 def all_or_nothing(owner: object) -> Iterator[None]:
     """Put the attributes of an object back if the block raises.
 
-    The block builds aside and swaps: it replaces the values of attributes and never writes into them.
+    The block must assign new values to attributes, and must not write into the old values.
     """
     before = owner.__dict__.copy()
     try:
@@ -95,7 +95,7 @@ interrupt = DeferredInterrupt()
 
 
 def atomically(function: Callable[P, R]) -> Callable[P, R]:
-    """Run as :func:`exactly` does, with Ctrl-C deferred: a state is as it was before the call, or as it is after it."""
+    """Run as :func:`exactly` does, with Ctrl-C deferred: the call either completes or leaves the state unchanged."""
     inside = exactly(function)
 
     @functools.wraps(function)

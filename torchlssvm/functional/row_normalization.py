@@ -1,4 +1,4 @@
-"""Normalization of rows before the grid: each from its own numbers, so that nothing about other rows is learned or kept.
+"""Normalization of rows before the grid: each row uses only its own numbers, so nothing about other rows is kept.
 
 "l2" divides a row by its length (a row of zeros stays as it is); "sqrt" takes sign(x) sqrt|x| of each feature.
 

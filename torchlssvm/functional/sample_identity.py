@@ -1,6 +1,6 @@
 """How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
-With the key a row can be recognised, without it no guess can be tested. A row of integers q is multiplied by four secret
+With the key you can recognise a row; without it you cannot test a guess. A row of integers q is multiplied by four secret
 integer vectors r. Two different rows give the same product with one vector for at most one of the 2^17 values of any single
 entry of r. The four products are folded into two words of 64 bits, by secret odd factors: two different rows share both words
 with a probability of about 2^-68. In memory a row is known by its words, which cost a product of matrices for many rows. They
@@ -60,7 +60,7 @@ def shared_key() -> bytes:
         try:
             store = dist.distributed_c10d._get_default_store()
             found = store.compare_set("torchlssvm/fingerprint_key", "", _process_key.hex())
-        except RuntimeError:  # whoever keeps the store is gone: rows are recognised within this process only
+        except RuntimeError:  # the store's process has ended: recognise rows within this process only
             return _process_key
         _group_key = weakref.ref(world), bytes.fromhex(found.decode())
     return _group_key[1]

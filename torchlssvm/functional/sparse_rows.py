@@ -1,4 +1,4 @@
-"""Sums over sparse rows, entry by entry: no dense form of a row is made.
+"""Sums over sparse rows, entry by entry, without making rows dense.
 
 Sparse rows are coalesced COO tensors: entries in the order of rows, then of columns, each once. A row with m entries adds
 m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`; dense rows of J features take J^2 / 2 each,
@@ -32,7 +32,7 @@ def pick(rows: Tensor, index: slice | Tensor) -> Tensor:
 
 
 def dense_parts(rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield so many rows after the other, as a slice and their dense form (b, J). rows: (B, J), coalesced."""
+    """Yield blocks of ``size`` rows, each as a slice and its dense form (b, J). rows: (B, J), coalesced."""
     (index, columns), values, B = rows.indices(), rows.values(), rows.shape[0]
     starts = [*range(0, B, size), B]
     places = torch.searchsorted(index, torch.tensor(starts, device=rows.device)).tolist()

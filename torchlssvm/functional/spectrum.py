@@ -8,12 +8,12 @@ G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n sampl
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-at a cost of D for each value. With the features at hand, V = X Q gives leave-one-out errors for all values,
+at a cost of D for each value. If the features are available, V = X Q gives leave-one-out errors for all values,
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
 that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its singular values fall
-exponentially, so a few dozen singular vectors, and not all values, are what is multiplied by V (to 12 digits).
+exponentially, so V is multiplied by a few dozen singular vectors instead of all values (to 12 digits).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 
 SPECTRUM_PARTS = 4
-"""So many parts of the spectrum are factored on their own where there are many values."""
+"""Number of parts of the spectrum that are factored separately when there are many values."""
 
 SCORED_ROWS = 256
 """Rows whose scores for all values are held at a time: small enough to stay in the cache."""
@@ -156,11 +156,11 @@ class ProjectedResiduals(NamedTuple):
 def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
     """Prepare for residuals at many values. rhos: (r,).
 
-    Over a part of the eigenvalues the matrix of values has fewer singular vectors than over all: many values are worth parts.
+    A part of the eigenvalues needs fewer singular vectors than all of them, so splitting pays off for many values.
     """
     s, R = spectrum.s, spectrum.R
     # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
-    # The squares of V_ij over all samples i sum to s_j: far below every rho, they are nothing (a constant feature).
+    # The squares of V_ij over all samples i sum to s_j: far below every rho, they are negligible (a constant feature).
     host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
     whole, null = R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1)
     R = R if whole else R[:, :-1]

@@ -145,7 +145,7 @@ def fill_system(
 def clamped_factor(work: Tensor, J: int, floor: Tensor) -> tuple[Factor, Tensor]:
     """A factor of the system with its eigenvalues raised to ``floor``; also the smallest eigenvalue before.
 
-    Positive semidefinite statistics give eigenvalues >= floor in exact arithmetic, so this undoes rounding, no more.
+    Positive semidefinite statistics give eigenvalues >= floor in exact arithmetic, so this only undoes rounding.
     """
     A = work[:J, :J].tril() + work[:J, :J].tril(-1).mT
     values, vectors = torch.linalg.eigh(A)

@@ -14,7 +14,7 @@ as many positive and negative eigenvalues as diag(d). We factor T by blocks, wha
     T = [[T_aa, T_ar], [T_ra, T_rr]],  T_aa = La La^T,  H = La^-1 T_ar,  H^T H - T_rr = Lr Lr^T.
 
 T_aa is positive definite always. The second Cholesky factorization exists exactly when T has the right inertia, so it is
-the test for a removal that cannot be. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
+the test for an impossible removal. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
 
     X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y):
 

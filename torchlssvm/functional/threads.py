@@ -34,9 +34,9 @@ _local = threading.local()  # full: the number of threads outside of small work,
 
 
 def threads_for(work: float) -> AbstractContextManager[None]:
-    """A context in which torch uses one thread if the work, in floating point operations, is small, and else all it may.
+    """A context in which torch uses one thread for small work (in floating point operations), otherwise all available ones.
 
-    Large work inside small work has all threads again. It does nothing where the number of threads is right already.
+    Large work inside small work uses all threads again. The context does nothing if the number of threads is already right.
     """
     now = torch.get_num_threads()
     wanted = (getattr(_local, "full", 0) or now) if work >= SMALL_WORK else 1
@@ -57,7 +57,7 @@ def _threads(wanted: int, now: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads of this process: those of its parent are gone after a fork."""
+    """Threads of this process; a fork does not inherit those of its parent."""
     del process
     return ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
 
@@ -92,7 +92,7 @@ def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: to
 
 
 def _wait(futures: list[Future[None]]) -> None:
-    """Wait until all are done, also after an interrupt, which is raised then: they write into memory of the caller."""
+    """Wait until all are done, since they write into the caller's memory. An interrupt is raised afterwards."""
     interrupt = None
     while not all(future.done() for future in futures):
         try:

@@ -22,8 +22,8 @@ def votes(pair_scores: Tensor, K: int) -> Tensor:
 def least_of_pairs(pair_scores: Tensor, K: int) -> Tensor:
     """Scores (B, K) from pair scores (B, pairs): the least that a class gets against any other, min over j of f_kj.
 
-    A class that wins all its pairs has a positive one, every other class a negative one; so this agrees with :func:`votes`
-    wherever there is such a class, and its margin is in units of one score, not in numbers of wins.
+    A class that wins all its pairs has a positive score, every other class a negative one. So this agrees with :func:`votes`
+    if there is such a class, and its margin is in units of one score, not in numbers of wins.
     """
     first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
     table = torch.full((len(pair_scores), K, K), torch.inf, dtype=pair_scores.dtype, device=pair_scores.device)
