@@ -83,7 +83,7 @@ class Search:
         sums: sums over the set, once they were formed.
         position: the lowest point so far.
         scale: units, with the rho that the search is at.
-        sound: False where float64 had not the digits to solve from sums.
+        sound: False where float64 lacked the digits to solve from sums.
         proving: True once the objective has stopped falling: the proof alone changes the set from then on.
         proofs: proofs that have changed the set.
     """
@@ -225,7 +225,8 @@ class ActiveSetSolver:
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date.
 
-        ConvergenceError if a search finds no end; from then on at once, until samples or options change or ``restart``.
+        ConvergenceError if a search does not converge. Later reads raise it at once, until samples or options change or you
+        call ``restart``.
         """
         if self._current and not self._busy:
             return self.w, self.b
@@ -655,7 +656,7 @@ class ActiveSetSolver:
         return {"w": w, "b": b, "active": self._active[:, self.rows.saved_order()]}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved :meth:`state` of the rows held; matrices are made again when samples change."""
+        """Restore a saved :meth:`state` of the rows held; matrices are computed again when samples change."""
         self.reset()
         if self.rows.n == 0:
             return

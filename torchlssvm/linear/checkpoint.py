@@ -3,7 +3,7 @@
 Those of a least-squares head never hold a raw sample. A margin head needs its samples, so its checkpoints hold them: on
 the grid as integers, in an order that depends on the samples alone. Treat such a file as you treat the data set.
 
-What a head changed since machines last agreed is saved as :mod:`torchlssvm.linear.pending` says.
+:mod:`torchlssvm.linear.pending` describes how changes since the last agreement between machines are saved.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LiveBuffers(dict[str, Any]):
             head._check_whole()
             for name in [n for n in names if n in head._buffer_names]:
                 old = super().get(name)
-                # In a process group nothing shows that it is unchanged: DistributedDataParallel writes to buffers.
+                # In a process group C may have changed unnoticed: DistributedDataParallel writes to buffers.
                 if name == "C" and self._is_current(old) and not shared:
                     continue
                 value = published(head, name)
@@ -125,7 +125,7 @@ def make_live(head: LinearHead, kept: dict[str, Any] | None = None) -> None:
 
 
 def pack(meta: dict[str, Any]) -> Tensor:
-    """JSON as bytes in a tensor: plain enough for any checkpoint format."""
+    """JSON as bytes in a tensor, which every checkpoint format can store."""
     return bytes_to_tensor(json.dumps(meta, sort_keys=True).encode())
 
 
@@ -178,7 +178,7 @@ def _least_squares_parts(head: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def mark_pending(head: LSSVMHead) -> None:
-    """Give what is pending an id, before it is copied or saved, and note whether removals are part of it."""
+    """Give the pending changes an id before they are copied or saved, and record whether they include removals."""
     head._rows.flush()
     head._pending.named(head.statistics)
     if head._rows.changed is not None:
@@ -263,7 +263,7 @@ def load_meta(head: LinearHead, state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def check_tensors(state: dict[str, Tensor], names: list[str], meta: dict[str, Any]) -> None:
-    """VerificationError if the saved tensors of these names, but for the buffers, are not those of the checksum."""
+    """VerificationError if the saved tensors of these names, except the buffers, do not match the checksum."""
     kept = {k: v for k, v in state.items() if k in names and k not in ("w", "b", "C", "options")}
     if checksum(kept) != meta["checksum"]:
         raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")

@@ -183,7 +183,7 @@ def _select(
     for one in scales:
         checks.one_of(one, "scale", SCALES)
     if head.n == 0:
-        head._view()  # says that there is nothing to choose by
+        head._view()  # raises if there is nothing to choose by
     judged = []
     for name, numbers in parts.items():
         rows = None if x is None else restricted_rows(head, numbers, x)

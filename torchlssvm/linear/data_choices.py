@@ -1,4 +1,4 @@
-"""Choices that a head made from data: what was chosen, how, and whether the samples are still those it was chosen for."""
+"""Choices that a head made from data: what was chosen, how, and whether the samples have changed since."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class DataChoices:
 
     Attributes:
         made: the choices by name. The values of rho and of a calibration are not in them: they are the head's own.
-        calibration: the map from scores to probabilities; None once samples have changed, since those that may be gone
-            have shaped it.
+        calibration: the map from scores to probabilities; None once samples have changed, since it may
+            depend on removed ones.
     """
 
     made: dict[str, Choice] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class DataChoices:
 
     @property
     def rho_rule(self) -> str | None:
-        """Rule by which rho is chosen again and again: "gcv"; None for a rho that was given, or chosen once."""
+        """Rule by which rho is chosen again after changes: "gcv"; None for a rho that was given, or chosen once."""
         choice = self.made.get("rho")
         return choice.method if choice is not None and choice.rule else None
 
@@ -117,19 +117,19 @@ class DataChoices:
         return None if choice is None else choice.state
 
     def reopen_rho(self) -> None:
-        """Let a rho with a rule be chosen again at the next read: other samples have shaped it."""
+        """Choose a rho with a rule again at the next read: it was chosen for other samples."""
         if self.rho_rule is not None:
             self.made["rho"] = replace(self.made["rho"], state=ChoiceState.OPEN)
 
     def outdate(self) -> None:
-        """Samples have changed: what was chosen was chosen for others, and a calibration is dropped."""
+        """Samples have changed: mark the choices as stale and drop the calibration."""
         for name, choice in self.made.items():
             if choice.state is ChoiceState.CURRENT:
                 self.made[name] = replace(choice, state=ChoiceState.STALE)
         self.calibration = None
 
     def outdate_calibration(self) -> None:
-        """Weights have changed: a calibration was made for others."""
+        """Weights have changed: the calibration no longer applies."""
         if "calibration" in self.made:
             self.made["calibration"] = replace(self.made["calibration"], state=ChoiceState.STALE)
         self.calibration = None
@@ -167,7 +167,7 @@ class DataChoices:
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """The choices as primitives; of rho and of a calibration no value is written out here."""
+        """The choices as primitives, without the values of rho and of a calibration."""
         return {name: choice.facts() for name, choice in self.made.items()}
 
     @classmethod

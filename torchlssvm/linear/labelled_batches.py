@@ -53,7 +53,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     parts: list[Any] = [None] * 4
     if isinstance(batch, Mapping):
         parts = [next((batch[n] for n in usual if n in batch), None) for usual in check_names(names).values()]
-        if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that are none of the other parts
+        if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that belong to no other part
             taken = {n for part, usual in check_names(names).items() if part != "x" for n in usual}
             parts[0] = {n: v for n, v in batch.items() if isinstance(v, Tensor) and n not in taken}
     elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
@@ -64,7 +64,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     if views and isinstance(batch, list | tuple) and not is_labels(y):  # the views come one by one, then the labels
         y = next((part for part in batch if is_labels(part)), y)
     if views:
-        ids = subjects = None  # what else is in such a batch has no meaning here
+        ids = subjects = None  # ignore the other parts of the batch
     if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
@@ -85,7 +85,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
 
 
 def _values(part: Any, name: str) -> list[Any]:
-    """Values of a list, tuple, tensor or array; ValueError for a text, whose letters they would be, or a dict."""
+    """Values of a list, tuple, tensor or array; ValueError for a single text (it would be split into letters) or a dict."""
     if isinstance(part, str | bytes | Mapping) or not isinstance(part, Iterable):
         raise ValueError(f"{name} of a batch must be a list of texts or ints, one for each sample; got {part!r}")
     return list(part.tolist() if hasattr(part, "tolist") else part)

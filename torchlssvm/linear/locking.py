@@ -1,4 +1,4 @@
-"""Locks: a head's methods run one after the other, whatever thread calls them."""
+"""Locks: a head's methods run one at a time, even when several threads call them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Keeper(Protocol):
 def catch_up(owner: Any) -> None:
     """Let the store that a head belongs to, if any, bring it up to date before the head is used.
 
-    Nothing happens in the middle of a call, while this thread has the head's lock, nor in compiled code.
+    Does nothing while this thread holds the head's lock (in the middle of a call), or in compiled code.
     """
     if torch.compiler.is_compiling():
         return

@@ -1,1 +1,1 @@
-"""Questions to a head about itself: leave-one-out, the choice of rho, influence, calibration, uncertainty."""
+"""Diagnostics of a fitted head: leave-one-out, the choice of rho, influence, calibration, uncertainty."""

@@ -17,13 +17,13 @@ CALIBRATION_METHODS = ("temperature", "platt", "isotonic")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A map from scores (B, K) to probabilities (B, K), and where it came from.
+    """A map from scores (B, K) to probabilities (B, K), and how it was fitted.
 
     Attributes:
         method: "temperature", "platt" or "isotonic".
         values: its numbers, float64: t; a and c of each map; or knots and values of each map, one after the other.
         sizes: numbers of each map.
-        samples: how many it was fitted on. grouped: whether on leave-group-out scores.
+        samples: the number of samples it was fitted on. grouped: whether on leave-group-out scores.
     """
 
     method: str
@@ -60,7 +60,7 @@ class Calibration:
 
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
-        """Undo :meth:`describe`; ValueError when the numbers are others. values: (m,)."""
+        """Undo :meth:`describe`; ValueError if the values have another length. values: (m,)."""
         checks.one_of(description["method"], "calibration", CALIBRATION_METHODS)
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):

@@ -1,4 +1,4 @@
-"""Influence of samples on scores, loss or accuracy elsewhere: the exact change if they came, went or were relabelled."""
+"""Influence of samples on scores, loss or accuracy elsewhere: the exact change if they were added, removed or relabelled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Measure = Callable[[Tensor], Tensor]
 
 
 def check_question(what: str, on: str | Measure, y_val: Any) -> None:
-    """ValueError for a change or a measure that there is not, or one without the labels that it needs."""
+    """ValueError for an unknown change or measure, or one without the labels that it needs."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
     if callable(on):
         return
@@ -106,7 +106,7 @@ def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
 
 
 def measure_of(view: Labelled, on: str | Measure, y_val: Any, before: Tensor, loss: Measure) -> Measure:
-    """The function of changed scores that is asked for. before: (V, K); loss: from (b, V, K) to (b, V, K)."""
+    """The requested function of changed scores. before: (V, K); loss: from (b, V, K) to (b, V, K)."""
     if callable(on):
         return on
     if on == "scores":

@@ -15,7 +15,7 @@ GOOD_SIGN = {
     ("remove", "loss"): 1.0, ("remove", "accuracy"): -1.0, ("relabel", "loss"): 1.0, ("relabel", "accuracy"): -1.0,
     ("add", "loss"): -1.0, ("add", "accuracy"): 1.0,
 }  # fmt: skip
-"""Sign of a change that shows that the sample, as it is, helps: removing or relabelling takes it away, adding brings it."""
+"""Sign that marks a sample as helpful, for each kind of change and measure: e.g. the loss rises when it is removed."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _discriminant_scores(problem: Problem, samples: SampleChange, members: list[
 
 
 def _pair_scores(parts: list[Problem], samples: SampleChange, members: list[Tensor] | None) -> Tensor:
-    """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
+    """Scores (B, pairs). Leaving a sample out changes only the scores of the pairs with its class."""
     if members is not None or samples.labels is None:
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
     view = parts[0].view
@@ -105,7 +105,7 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
 
 
 def check_samples_left(samples: SampleChange, members: list[Tensor] | None, total: float) -> None:
-    """ValueError if leaving out a sample or group would leave none: a model without any sample gives no scores."""
+    """ValueError if leaving out a sample or group would leave no samples: an empty model gives no scores."""
     if not len(samples):
         return
     if members is not None:
@@ -154,7 +154,7 @@ def _scores(problem: Problem, samples: SampleChange, members: list[Tensor] | Non
 
 
 def _alone(problem: Problem, d: Tensor, times: Tensor) -> Tensor:
-    """Mask (b,) of samples that are all that a pair has: without them its score is 0."""
+    """Mask (b,) of samples that are the only ones of a pair: without them its score is 0."""
     return (d > 0) & (times >= problem.total * WHOLE_SHARE)
 
 

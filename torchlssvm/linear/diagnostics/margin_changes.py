@@ -1,8 +1,8 @@
 """Leave-one-out and influence of a :class:`~torchlssvm.MarginHead`: exact, with active sets that move, and without refitting.
 
 Each class has one inverse, and a change of samples is a small system on products with it (see
-:mod:`torchlssvm.functional.moving_active_set`). What cannot be decided that way (a change that reaches too far, or rests on too
-little) is done on a copy of the head and taken back. Class weights that follow the counts are derived again without the
+:mod:`torchlssvm.functional.moving_active_set`). Changes that cannot be decided that way (too far-reaching, or too
+ill-conditioned) are made on a copy of the head, then undone. Class weights that follow the counts are derived again without the
 sample; standardised features keep the scale of all samples held.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
 NEAR_SAMPLES = 2048
-"""Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
+"""Number of samples of a class that are checked first, those of the least reach. Their products take 34 MB."""
 
 
 class ClassSystem:
@@ -113,7 +113,7 @@ def counts_after(change: SampleChange, counts: Tensor) -> Tensor:
 def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
-    """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
+    """Changes of samples; RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
     head._fitted_weights()  # NotFittedError without samples
     batch = head._check(x, y, weight, gridded=gridded)
     if len(batch) and batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
@@ -157,7 +157,7 @@ class ChangedScores:
         self._twin_at: int | None = None
 
     def cases(self) -> Iterator[tuple[ActiveSetSolver, list[int]]]:
-        """Solvers with the class weights of after, and the changes they are for."""
+        """Solvers with the class weights after each change, and the changes they belong to."""
         option = self.head.class_weight
         if not isinstance(option, str):
             yield self.head._solver, list(range(self.changes.count))

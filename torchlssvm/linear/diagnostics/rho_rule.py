@@ -1,4 +1,4 @@
-"""The rule "gcv": rho chosen from the statistics alone, out of candidates that no build or thread count changes.
+"""The rule "gcv": rho chosen from the statistics alone, out of candidates that do not depend on the build or thread count.
 
 Candidates are powers of two in a window around the mean eigenvalue, so that a rounding error in that moves the ends of the
 window at most. Errors that differ by rounding count as equal, and of equal ones the largest rho is taken.
@@ -17,7 +17,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.statistics import Statistics
 
 LEAST_SAMPLES = 10
-"""Samples from which on rho is chosen; with fewer, or one class only, an error that is to be expected cannot be told."""
+"""Fewest samples for choosing rho; with fewer, or with one class only, the expected error cannot be estimated."""
 
 LOWEST_POWER, HIGHEST_POWER = -20, 10
 """Window of the candidates, in powers of two times the mean eigenvalue: 1e-6, above which systems are solved to ten digits, to
@@ -41,14 +41,14 @@ def candidates(view: HeadView) -> Tensor:
 
 
 def is_choosable(stats: Statistics) -> bool:
-    """True if there are samples enough, of two classes at least, to choose from."""
+    """True if there are enough samples, of at least two classes, to choose rho."""
     if stats.n < LEAST_SAMPLES or stats.kind == "values":
         return stats.n >= LEAST_SAMPLES
     return int((stats.counts > 0).sum()) >= 2
 
 
 def choose(view: HeadView) -> float | None:
-    """Return the largest candidate with the least error, but for rounding; None if no error can be told."""
+    """Return the largest candidate with the least error, up to rounding; None if no error can be computed."""
     path = rho_path(view, candidates(view), "gcv")
     finite = path.errors.isfinite()
     if not bool(finite.any()):

@@ -125,7 +125,7 @@ def check_rhos(rhos: Any, device: torch.device) -> Tensor:
 
 
 def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
-    """The samples, which must be as many of each class as the head holds."""
+    """The samples; their number in each class must match the head's."""
     samples = check_samples(view, x, y, weight)
     given = samples.weight.sum().expand(view.num_classes)
     if samples.labels is not None:
@@ -140,7 +140,7 @@ def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
 
 
 def _evaluation(problem: Problem, samples: SampleChange) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error: that of the head as it is."""
+    """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error, which is its weight in the head."""
     local = None if samples.labels is None else problem.local(samples.labels)
     y = samples.values if local is None else problem.targets(local)
     assert y is not None

@@ -49,7 +49,7 @@ def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = Non
 def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
     """Return the leverage (B,) of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu). x: (B, J).
 
-    ``relative``: divided by its mean over the samples held; an input of 10 is ten times as far as those are.
+    ``relative``: divide by the mean over the samples held; 10 then means ten times as far away as an average sample.
     """
     with head._lock, torch.inference_mode(False), torch.no_grad():
         return _leverage(head._view(), x, relative)

@@ -25,12 +25,12 @@ from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, check_batch
 
 WHOLE_SHARE = 1 - 1e-12
-"""Share of the weight held from which on samples are all that there is: float64 weights sum to it but for rounding."""
+"""Share of the weight held above which samples count as all samples: float64 weights add up only to rounding."""
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """Read-only view of a fitted head in one state: all that diagnostics see of it. The head must not change meanwhile.
+    """Read-only view of a fitted head for the diagnostics. The head must not change while the view is in use.
 
     Attributes:
         in_features, num_classes, multiclass, device: of the head.
@@ -86,7 +86,7 @@ class HeadView:
         return resolve_rule(self.options.rule, self.in_features, self.num_classes)
 
     def require_least_squares(self, name: str) -> None:
-        """ValueError if the weights are not those of least squares."""
+        """ValueError unless the weights come from least squares."""
         if self.rule != "least_squares":
             raise ValueError(f"{name} is defined for rule='least_squares'; this head has rule={self.rule!r}")
 
@@ -97,7 +97,7 @@ class HeadView:
 
 
 class Labelled(Protocol):
-    """A head, or a view of one, as far as labels are checked for it."""
+    """The part of a head, or of a view, that a check of labels needs."""
 
     @property
     def num_classes(self) -> int:
@@ -110,7 +110,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class SampleChange:
-    """Samples that are asked about, and what they are before and after: each by itself, or in groups.
+    """Hypothetical changes of samples, one by one or in groups: their labels or targets before and after.
 
     Attributes:
         x: (B, J) rows as given; for a margin head in steps of its grid.
@@ -217,7 +217,7 @@ def real_rows(view: HeadView, x: Tensor) -> Tensor:
 
 
 def other_rows(view: HeadView, x: Any) -> Tensor:
-    """Rows (B, D) of anything else, as ``forward`` takes it. x: (B, J)."""
+    """Rows (B, D) of samples that are not held, as ``forward`` takes them. x: (B, J)."""
     phi = checks.features(x, view.in_features, view.device).to(torch.float64)
     return system_rows(view, normalized(phi, view.normalize), 1.0)
 
