@@ -66,7 +66,7 @@ def approximation(
     """Figures of a removal, from the system after it; letters as in the module's docstring.
 
     P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the rows removed; y: (L, K), their targets;
-    weights: (L,); mean: (J,) and total: the mean and weight n' of what is left, for a free intercept, else None.
+    weights: (L,); mean: (J,) and total: the mean and weight n' of the samples left; None unless the intercept is free.
     """
     J = w.shape[0]
     residuals = y - (x @ w + b)  # (L, K)

@@ -2,7 +2,7 @@
 
 A row x is scaled by a power of two and rounded to whole numbers of 20 bits, the weights are whole numbers of 13 bits. Every
 product then has 33 bits, the sum of up to 2^20 of them 53, so a float64 matrix product is exact in whatever order it adds. The
-features of a sample do not depend on what else is in its batch: what was added can be removed, and statistics summed over any
+features of a sample do not depend on the rest of its batch: an added sample can be removed, and statistics summed over any
 partition of the data are equal.
 """
 

@@ -637,7 +637,7 @@ class AttachedClassifier(nn.Module):
         self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: Any = None,
         receipt: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Remove samples: by ``subject`` or ``ids`` with a store, which returns a receipt; else the images and labels added.
+        """Remove samples. Pass ``subject`` or ``ids`` with a store, which returns a receipt; otherwise the samples as added.
 
         Args:
             images: (B, ...), without a store: their features must be those that were added, to the bit.
@@ -672,7 +672,7 @@ class AttachedClassifier(nn.Module):
         return self
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
-        """Add and remove in one step; each is a pair of images (B, ...) and labels (B,)."""
+        """Add and remove in one step; each argument is a pair of images (B, ...) and labels (B,)."""
         self._without_store("update")
         pairs = {"add": add, "remove": remove}
         changes = {verb: (self.features(pair[0]), pair[1]) for verb, pair in pairs.items() if pair is not None}

@@ -468,7 +468,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def _derived(self) -> dict[str, Tensor]:
-        """All that follows from samples and options, as it is in use: w, b and P."""
+        """The values in use that are derived from samples and options: w, b and P."""
         return dict(zip(("w", "b", "P"), self._solve(inverse=True), strict=True))
 
     @exclusive
@@ -632,7 +632,7 @@ class LSSVMHead(LinearHead):
                 ) from None
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
-        """Count what was summed: its rows, and what is pending for other machines."""
+        """Record summed samples: their rows, and the changes pending for other machines."""
         self._rows.commit(rows)
         if self.statistics.exact:
             self._pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())

@@ -389,7 +389,7 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _derived(self) -> dict[str, Tensor]:
-        """All that follows from samples and options, as it is in use."""
+        """The values in use that are derived from samples and options."""
         raise NotImplementedError
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------

@@ -399,7 +399,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _derived(self) -> dict[str, Tensor]:
-        """All that follows from samples and options, as it is in use: w, b, and the active sets (K, n).
+        """The values in use that are derived from samples and options: w, b, and the active sets (K, n).
 
         The active sets are in the order of :meth:`_sample_state`.
         """

@@ -44,7 +44,7 @@ WAITING_ROWS = 4096
 """Rows that wait at most to be read: a removal that comes next reads them in about a millisecond."""
 
 MANY_ROWS = 64
-"""Rows from which on those of each class are counted together."""
+"""Batches of at least this many rows are counted class by class."""
 
 WAITING_BATCHES = 256
 """Batches that wait at most: each is a few small tensors, for single rows 20 times as large as their hash."""
@@ -158,7 +158,7 @@ class RowCounts:
     def least(self, fold: int | None, label: int | None) -> int:
         """Return how many different rows of a fold and class (None: of all) are in the change, net of removals.
 
-        Rows added less rows removed, or the other way round.
+        The result is the absolute difference between rows added and rows removed.
         """
         signs = Counter(
             n > 0

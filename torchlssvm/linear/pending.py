@@ -1,4 +1,4 @@
-"""What a head changed since machines last agreed: second, smaller sums beside those of all samples.
+"""Changes of a head since machines last agreed, kept as a second, smaller set of sums.
 
 Sums are a group, so what changed is a :class:`~torchlssvm.Statistics` too, with removals as negative samples. Until a head
 first takes part in an agreement (``sync``, ``agree``, or a delta handed over) all it holds is pending, and no second sums are
@@ -34,7 +34,7 @@ class Tracking(Enum):
     """Since the last agreement changes are summed on their own."""
 
     LOST = "lost"
-    """Saved while removals were pending: what changed is not known, so the head must start from an agreed state."""
+    """Saved while removals were pending: the changes are unknown, so the head must start from an agreed state."""
 
 
 class Pending:
@@ -42,13 +42,13 @@ class Pending:
 
     Attributes:
         tracking: how the changes are known.
-        statistics: their sums, with :attr:`Tracking.CHANGES`; else None.
+        statistics: their sums, with :attr:`Tracking.CHANGES`; otherwise None.
         id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
             that has already counted this id refuses the changes.
         epoch: how often machines agreed.
         agreed: digest of the state agreed on, "" for an empty one; None when it was not computed.
         merged: ids of all deltas that were merged here or handed over from here.
-        carried: those among them that are part of what is pending.
+        carried: the merged ids that are part of the pending changes.
         weights: net weight of samples changed, by a keyed hash of their ids, where ids were given.
         shrunk: something was removed since the last agreement.
     """
@@ -78,7 +78,7 @@ class Pending:
         return self.id if self.some(held) else None
 
     def sums(self, held: Statistics) -> Statistics:
-        """Return the sums of what is pending: for reading, until the next change."""
+        """Return the sums of the pending changes. Do not write to them; they are valid until the next change."""
         return held if self.statistics is None else self.statistics
 
     def agreed_sums(self, held: Statistics) -> Statistics:
@@ -110,7 +110,7 @@ class Pending:
             self.statistics.merge(sums, sign)
 
     def restart(self, sums: Statistics, digest: str | None, epoch: int) -> None:
-        """Begin at an agreement: ``sums`` (mostly empty) are what is pending from here on."""
+        """Start from an agreement: ``sums`` (usually empty) are the changes pending from now on."""
         self.tracking, self.statistics, self.id = Tracking.CHANGES, sums, None
         self.epoch, self.agreed = epoch, digest
         self.carried, self.weights, self.shrunk = set(), {}, not sums.empty

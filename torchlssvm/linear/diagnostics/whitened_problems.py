@@ -77,7 +77,7 @@ class HeadView:
 
     @cached_property
     def system(self) -> Whitened:
-        """The shared system, whitened: from the factor of the last solve where there is one, else from a solve."""
+        """The shared system, whitened: from the factor of the last solve if there is one, otherwise from a new solve."""
         return self.solver.whitened() or Problem(self).whitened(class_weights(self.options.class_weight, self.counts))
 
     @property
