@@ -170,7 +170,7 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         store.head._choices.record("rho", "gcv", 2)
         store.head.rho = 4 * rho
         store.head._choices.record("rho", "gcv", rule=True)
-        with pytest.raises(VerificationError, match="above the least"):
+        with pytest.raises(VerificationError, match="minimize GCV"):
             verify(certificate, store=store, head=store.head, allow_unsigned=True)
 
 

@@ -617,11 +617,11 @@ class LSSVMHead(LinearHead):
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
-            # A large rho would hide sums that no samples have: the test has a ridge of 1e-6 of the largest sum of squares.
+            # A large rho would hide sums that no samples can have: test with a ridge of 1e-6 of the largest sum of squares.
             unit = 1.0 if stats.grid is None else stats.grid.resolution
-            rho = min(self._options.rho, 1e-6 * stats.largest_square() * unit**2 or self._options.rho)
+            rho = 1e-6 * stats.largest_square() * unit**2
             try:
-                if rho < self._options.rho and stats.scale is None:
+                if evidence is Evidence.SUMS and 0 < rho < self._options.rho and stats.scale is None:
                     options = dataclasses.replace(self._options, rho=rho, rule="least_squares")
                     make_solver(stats, options, self.multiclass).weights(doubtful=True)
                 else:
