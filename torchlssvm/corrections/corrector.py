@@ -1,20 +1,20 @@
-"""Application of events to any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
+"""Applies events to any head or kernel machine, with or without a store, each exactly once. It needs no Trainer.
 
-With a store the store is the truth: it knows its samples, and its journal knows which events were applied. Without one
-:class:`~torchlssvm.corrections.head_samples.HeadSamples` takes its place, and the events carry the samples as they were added.
+A store knows its samples, and its journal records which events were applied. Without a store,
+:class:`~torchlssvm.corrections.head_samples.HeadSamples` does this, and the events carry the samples as they were added.
 
 **Learn, then remove.** A run that learns its samples batch by batch tells the corrector which it has seen so far
-(``SeenSamples``). An event that names a sample which has not arrived waits in a queue, and so does a later one that names a
-sample of it. The batch that brings the last of the samples is learned and the event applied in one transaction, Add then
-Remove: on a grid that leaves the bits of never added, and nothing that was asked to go is ever durable or served. A sample that
-a suppression list leaves out, or that is to be removed and cannot be learned, counts as arrived. A Remove is applied to those
-of its samples that are left, where others have arrived and gone.
+(``SeenSamples``). An event that names a sample which has not arrived waits in a queue, and so does a later event that names
+one of its samples. When a batch brings the last of these samples, one transaction learns the batch and applies the event: Add,
+then Remove. On a grid the result is, bit for bit, that of a head that never saw the sample, and the sample is never durable or
+used for predictions. A sample counts as arrived if a suppression list leaves it out, or if it is to be removed and cannot be
+learned. If some samples of a Remove have arrived and gone, it is applied to the remaining ones.
 
-An event that says the same of all samples of a subject (a Remove, or a Relabel with one label) is applied to those that are
-held and then stays on watch: it is applied again with each batch that brings more of them, until the run ends.
+An event that treats all samples of a subject alike (a Remove, or a Relabel with one label) is applied to the samples that are
+held and then stays on watch: until the run ends, it is applied again with each batch that brings more samples of the subject.
 
-A burst is one change of the head: the sums of many events are one product of matrices. If it is refused, it is tried in halves
-until the bad events are known; the others are applied in their order.
+Events that arrive together change the head once, with one matrix product. If the head refuses them, they are tried in halves to
+find the bad events; the others are applied in order.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from torchlssvm.store.transaction import REFUSAL_ERRORS, EventResult
 __all__ = ["Corrector"]
 
 STORE_FAULTS = (StoreError, InterruptedUpdateError)
-"""Of the refusals, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
+"""Errors that the event did not cause, e.g. a full disk. They are raised, and the event is tried again later."""
 
 UNCERTIFIED_NOTE = "uncertified"
-"""The note of a store with the removals that were applied and have no certificate yet."""
+"""Name of the store's note that lists applied removals without a certificate."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An event can be applied; ``event`` is what is left of it to do, None for nothing."""
+    """The event can be applied. ``event``: the part that is left to do; None if nothing is left."""
 
     event: Event | None
 
@@ -110,7 +110,7 @@ class Corrector:
             raise ValueError(f"events are for a linear head or a kernel machine, got {type(head).__name__}")
 
     def apply(self, events: Iterable[Event]) -> list[EventOutcome]:
-        """Apply events in their order; one that is refused changes nothing and does not hold up the others.
+        """Apply events in order. A refused event changes nothing and does not block the others.
 
         In a run, an event for a sample that has not arrived waits, and so do later ones that name the same sample.
         """
@@ -125,8 +125,8 @@ class Corrector:
     def apply_pending(self, final: bool = False) -> None:
         """Apply the events that waited, as far as their samples have arrived; :meth:`take_answered` returns their outcomes.
 
-        ``final``: the pass over the samples is over. A removal then waits no longer for an earlier event of the same sample
-        that waits for another one.
+        ``final``: the pass over the samples is over. A removal then no longer waits for an earlier event about the same sample
+        that itself still waits for another sample.
         """
         if len(self.pending):
             self._settle([], [], None, final)
@@ -144,7 +144,7 @@ class Corrector:
     def leave_out_unusable(
         self, x: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
     ) -> list[int]:
-        """Return the places of new samples x[new] without those that cannot be learned and are to be removed anyway.
+        """Return the indices ``new`` without the samples that cannot be learned and that a waiting event removes anyway.
 
         Features that are not finite, or beyond the limit of the head's grid, cannot be learned.
         """
@@ -161,7 +161,7 @@ class Corrector:
         return taken
 
     def give_up(self, event: Event) -> None:
-        """Drop a refused event once it is written down elsewhere. Another one with its id stays in the queue."""
+        """Drop a refused event once it is recorded elsewhere. Another event with the same id stays in the queue."""
         if event.event_id in self.pending and self.pending[event.event_id].refused:
             pending = self.pending[event.event_id]
             if self.store is not None:
@@ -348,7 +348,7 @@ class Corrector:
     # -- the store and kernel machines -----------------------------------------------------------------------------------
 
     def machine_ids(self, ids: Sequence[str]) -> list[int] | None:
-        """Return a kernel machine's own ids of samples; None for a head, which has none."""
+        """Return a kernel machine's own ids of samples; None for a head, which removes samples by their features."""
         if not hasattr(self.head, "ids"):
             return None
         machine: Any = self.samples.machine if isinstance(self.samples, HeadSamples) else self.samples.live.adapter
@@ -387,7 +387,7 @@ def second_outcome(event: Event, earlier: Event) -> EventOutcome:
 
 
 def without_samples(event: Event, gone: Sequence[str]) -> Event | None:
-    """A Remove without the samples that are named; None if nothing is left of it. Any other event as it is."""
+    """Return a Remove without the samples in ``gone``, or None if no sample is left. Other events are returned unchanged."""
     if not gone or not isinstance(event, Remove):
         return event
     keep = [k for k, i in enumerate(event.ids) if i not in gone]

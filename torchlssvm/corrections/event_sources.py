@@ -1,7 +1,7 @@
 """Sources of corrections: a file that is being appended to, a queue, any iterable; and a file for those that fail.
 
-A source is read without waiting and remembers where it stands. ``cursor`` is a number that goes into a checkpoint, and
-``seek(cursor)`` goes back there, so that what was read after the checkpoint is read again:
+A source is read without waiting and remembers its position. ``cursor`` is that position as a number, which goes into a
+checkpoint. ``seek(cursor)`` returns to it, so that events read after the checkpoint are read again:
 
 >>> from torchlssvm.events import Remove
 >>> source = as_source([Remove(ids=["a"]), Remove(ids=["b"]), Remove(ids=["c"])])
@@ -36,15 +36,15 @@ __all__ = ["DeadLetters", "FileSource", "Item", "IterableSource", "QueueSource",
 log = logging.getLogger("torchlssvm.corrections")
 
 EVENT_ID_BYTES = 16
-"""Bytes of an event id that is made for a line: as many as a random one has."""
+"""Bytes of an event id that is derived from a line, as many as in a random event id."""
 
 FILE_KEY_BYTES = 32
-"""Bytes of the random key of such ids: 256 bits, beyond guessing."""
+"""Bytes of the random key for these ids: 256 bits, which nobody can guess."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One item read: an event, or what stood there (``raw``) and the ``reason`` why it is none."""
+    """One item read from a source: an event, or the ``raw`` input and the ``reason`` why it is not an event."""
 
     event: Event | None
     raw: Any = None
@@ -60,11 +60,11 @@ class Source(Protocol):
         """Read the items that have arrived, at most ``limit``, without waiting."""
 
     def seek(self, cursor: int) -> None:
-        """Go on from an earlier ``cursor``."""
+        """Continue from an earlier ``cursor``."""
 
 
 def as_item(value: Any) -> Item:
-    """Make an item of an event, a dict of primitives, or something that is neither."""
+    """Make an item from an event, from a dict of primitives, or from invalid input."""
     if isinstance(value, EventBase):
         return Item(value)  # type: ignore[arg-type]
     try:
@@ -74,15 +74,15 @@ def as_item(value: Any) -> Item:
 
 
 class FileSource:
-    """Events as JSON, one a line, in a file that may still be written to, or not be there yet.
+    """Events as JSON, one per line, in a file that may still grow, or that does not exist yet.
 
-    A line counts once its line end is there. The cursor is the position in bytes; a file that was put in place of the one read
-    before is read from its start (events that were applied are not applied again). Blank lines and lines that start with ``#``
-    are passed over, so that a person can edit the file.
+    A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced, the new file is
+    read from its start; events that were applied are not applied again. Blank lines and lines that start with ``#`` are
+    skipped, so you can edit the file by hand.
 
     A line without an ``event_id`` gets one from its place and content, the same at each reading. Event ids stay in a store's
-    journal for good, so this one is a hash under a random key, kept beside the file as ``<name>.key``: without that key it
-    confirms no guess about the line. Keep the key as long as the file is read, and delete it with the file.
+    journal permanently, so this id is a hash under a random key, kept beside the file as ``<name>.key``. Without the key nobody
+    can test a guess about the line. Keep the key as long as you read the file, and delete it with the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -167,8 +167,8 @@ def read_or_make_key(path: Path) -> bytes:
 class QueueSource:
     """A ``queue.Queue`` or ``multiprocessing.Queue`` of events or dicts. The cursor counts the events taken.
 
-    A queue cannot be read again: what was taken after the last checkpoint is lost with a process that is killed, unless a
-    store keeps what was done, or the sender sends it again (an event id is applied once).
+    A queue cannot be read again. If the process is killed, events taken after the last checkpoint are lost, unless a store has
+    recorded them or the sender sends them again (an event id is applied once).
     """
 
     def __init__(self, events: Any):
@@ -194,7 +194,7 @@ class QueueSource:
 class IterableSource:
     """Any iterable of events or dicts, taken a few at a time. The cursor counts them.
 
-    A list is read again from any place; an iterator that was made anew is moved on over what was read before.
+    A list can be read again from any place. A new iterator is advanced past the events that were read before.
     """
 
     def __init__(self, events: Iterable[Any]):
@@ -214,7 +214,7 @@ class IterableSource:
         return items
 
     def seek(self, cursor: int) -> None:
-        """Go on after so many events."""
+        """Continue after this number of events."""
         if self._iterator is not None and cursor == self._taken:
             return
         if self._iterator is not None and iter(self.events) is self._iterator:  # an iterator only goes on
@@ -244,9 +244,9 @@ def as_source(given: Any) -> Source:
 
 
 class DeadLetters:
-    """A JSONL file of events that could not be applied: time, reason and event. Mend one and feed it again under a new id.
+    """A JSONL file of events that could not be applied: time, reason and event. Correct one and send it under a new id.
 
-    A run that is resumed may refuse the same thing for the same reason once more; it is written once.
+    If a resumed run refuses the same event again for the same reason, the file still has it once.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -270,7 +270,7 @@ class DeadLetters:
             os.fsync(file.fileno())
 
     def _read(self) -> set[str]:
-        """Read the letters of the file, without their times; a line cut short by a crash is passed over."""
+        """Read the letters of the file, without their times; a line cut short by a crash is skipped."""
         found: set[str] = set()
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
             try:

@@ -1,7 +1,7 @@
 """The samples of a head or a kernel machine without a store, known by their ids, each event applied once.
 
-Events carry the samples as they were added. A hash of each is kept: what is removed under an id must be, bit for bit, what was
-added under it. ``state_dict`` goes into the same checkpoint as the head, so both go back together.
+Events carry the samples as they were added. A hash of each sample is kept: the sample removed under an id must equal, bit for
+bit, the sample added under that id. ``state_dict`` goes into the same checkpoint as the head, so both are restored together.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["HeadSamples", "hash_samples"]
 
 
 class HeadSamples:
-    """What a :class:`~torchlssvm.corrections.corrector.Corrector` asks of a store, for a head that has none.
+    """Replaces the store in a :class:`~torchlssvm.corrections.corrector.Corrector` for a head without one.
 
-    Samples that a kernel machine was given directly go by the ids it gave them, as text.
+    Samples that you added directly to a kernel machine have the ids that the machine returned, as text.
     """
 
     def __init__(self, head: Any):
@@ -43,7 +43,7 @@ class HeadSamples:
         return sample_id in self.hashes or (self.machine.by_ids and self.machine.find(sample_id) is not None)
 
     def find(self, subject: str) -> list[str]:
-        """List the samples of a subject: without a store nothing knows them."""
+        """Return an empty list: without a store, the subjects of samples are not known."""
         return []
 
     def has_applied(self, event_id: str) -> bool:
@@ -51,7 +51,7 @@ class HeadSamples:
         return event_id in self.applied
 
     def is_unnamed(self, event: Event) -> bool:
-        """True if only the head can tell whether it holds the samples of an event: some came without ids."""
+        """True if samples were added without ids, so that only the head can tell whether it holds those of an event."""
         if self.complete or self.machine.by_ids or isinstance(event, Add) or event.ids is None:
             return False
         return not any(i in self.hashes for i in event.ids)

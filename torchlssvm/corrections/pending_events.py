@@ -1,8 +1,8 @@
-"""The queue of events whose samples have not arrived yet, in a store or in a checkpoint. No Trainer in here.
+"""The queue of events whose samples have not arrived yet, in a store or in a checkpoint. It needs no Trainer.
 
-A waiting event names samples in clear, because it has to recognise them. With a store each is a note of the store, deleted in
-the transaction that applies it, so a compaction after that leaves no trace of it. An event that can never be answered is
-dropped with ``torchlssvm drop``.
+A waiting event holds the plain ids of its samples, because it has to recognise them. With a store, each waiting event is a note
+of the store. The transaction that applies the event deletes the note, and the next compaction removes its last trace. Use
+``torchlssvm drop`` to drop an event that can never be answered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Name = tuple[str, str]
 class EventOutcome:
     """Result of an event: "applied", "repeated" (its id came before), "held" or "refused", with the reason.
 
-    "watched": an event for a subject, applied before, was applied to samples that came later.
+    "watched": an event for a subject was applied again, to samples that arrived later.
     """
 
     event_id: str
@@ -72,24 +72,24 @@ class WaitingEvent:
 
     @property
     def refused(self) -> bool:
-        """True if it was refused, and is kept only until that is written down elsewhere."""
+        """True if the event was refused. It is kept only until the refusal is recorded elsewhere."""
         return self.outcome is not None and self.outcome.status == "refused"
 
     @cached_property
     def names(self) -> frozenset[Name]:
-        """Samples and subjects that it concerns."""
+        """Samples and subjects that the event concerns."""
         event = self.event
         whose = event.subjects if isinstance(event, Add) else (event.subject,)
         return frozenset([("id", i) for i in event.ids or ()] + [("subject", s) for s in whose if s is not None])
 
     @property
     def watches(self) -> bool:
-        """True if it also concerns samples of its subject that come later: it says the same of each."""
+        """True if the event also applies to samples of its subject that arrive later."""
         event = self.event
         return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 
     def for_later(self, ids: Sequence[str]) -> Event:
-        """Make the event that does the same to later samples of its subject; it has a random id of its own."""
+        """Make the event that does the same to later samples of the subject, under a new random id."""
         if isinstance(self.event, Relabel):
             return Relabel(ids=ids, y=self.event.y.expand(len(ids)))
         return Remove(ids=ids)
@@ -109,7 +109,7 @@ class WaitingEvent:
 
 
 class PendingEvents:
-    """The events that wait, by their ids, first come, first served.
+    """The waiting events by event id, in the order they arrived.
 
     >>> queue = PendingEvents()
     >>> queue.insert(WaitingEvent(Remove(ids=["a", "b"], event_id="e1")))

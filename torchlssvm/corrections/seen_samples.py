@@ -1,14 +1,14 @@
-"""Samples that training has seen already, so that none is counted twice and none that was erased comes back.
+"""The ids of samples that training has seen, so that no sample counts twice and no erased sample comes back.
 
-A second epoch, the padding of a distributed sampler and a resumed run all show samples again. It is not enough to ask whether
-a sample is held: one that was learned and then erased is not held, and must stay out. So each id that was seen is kept, as a
-keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the event did not
-make it into the journal. Without a store they go into the checkpoint, with the head.
+Samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. It is not enough to check
+whether a sample is held: a sample that was learned and then erased is not held, and must stay out. So each id that was seen is
+kept, as a keyed hash. With a store the hashes are in a file in its folder. They are written before the event, and discarded
+if the event did not reach the journal. Without a store they go into the checkpoint, with the head.
 
-The key stands beside them, for the run that is resumed. That file therefore shows whether an id was seen, and
-``SampleStore.compact`` removes it, key and all. From then on nothing tells which samples were erased. A run that began before
-is not resumed (:func:`resume_run`), unless the store has a suppression list; a new run may learn them again, and a warning
-says so.
+The file also holds the key, so that a run can be resumed. So the file shows whether an id was seen, and
+``SampleStore.compact`` removes it with the key. From then on nobody can tell which samples were erased. A run that began before
+the compaction cannot be resumed (:func:`resume_run`), unless the store has a suppression list. A new run may learn the erased
+samples again, and prints a warning.
 
 A checkpoint without a store keeps the hashes: when an erasure must leave no trace of the id, use a store, or delete checkpoints
 of runs that are over.
