@@ -16,8 +16,8 @@ from torchlssvm.store.certificate_issuer import lasting_name
 class RegisteringCheckpointIO(CheckpointIO):
     """Writes checkpoints as the Trainer would, and registers them with the store.
 
-    A file that is new is registered before it is written, one that is written anew only afterwards: a crash in between leaves
-    a file that is listed without need, never one that is not listed.
+    A new file is registered before it is written. When an existing file is overwritten, its entry is updated afterwards. So a
+    crash in between may leave an entry that is not needed, but never a file without an entry.
     """
 
     def __init__(self, inner: CheckpointIO, store: SampleStore):

@@ -24,7 +24,7 @@ class HeadCLI(LightningCLI):
 def run(args: Sequence[str]) -> bool:
     """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default.
 
-    Returns whether all events of a fit were answered; only the first rank says that one was not, so that the others end well.
+    Returns True if all events of a fit were answered. Only the first rank returns False, so that the other ranks exit with 0.
     """
     warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # this is the command line itself
     cli = HeadCLI(

@@ -34,7 +34,7 @@ log = logging.getLogger("torchlssvm.lightning")
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """Counts of one look at the source. Accuracies: on validation features of this run, None before there are any."""
+    """Counts for one reading of the source. Accuracies are on validation features of this run; None before validation."""
 
     applied: int
     repeated: int
@@ -59,31 +59,31 @@ COUNTED_OUTCOMES = {
 class DataCorrection(Callback):
     """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
 
-    It looks at the source before the first batch, every so many training batches, before each validation, and at the end of
-    each epoch and of the training. What it did is logged and kept in ``reports``. The place in the source is saved with the
+    It reads the source before the first batch, every ``every`` training batches, before each validation, and at the end of each
+    epoch and of the training. The results are logged and kept in ``reports``. The position in the source is saved with the
     head: in the store, or else in the checkpoint.
 
     An event for a sample that an ``LSSVMModule`` has not learned yet waits. The batch that brings the sample is learned and the
     event applied as one change (:mod:`torchlssvm.corrections.corrector`), so it does not matter when an event arrives, nor in
-    which order and on which rank the samples come. What is not answered when the run ends is printed, stays pending for the
-    next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
+    which order and on which rank the samples come. Events that still wait when the run ends are printed and stay pending for
+    the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused events.
 
     With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
-    events carry the samples as they were added. When the source is a store, the head follows what others do to it.
+    events carry the samples as they were added. When the source is a store, the head follows the changes of other processes.
 
     Args:
         source: a JSONL file that may still be written to, a queue, an iterable of events, a source of
             :mod:`torchlssvm.corrections.event_sources`, or a :class:`~torchlssvm.store.SampleStore`.
-        every: training batches between two looks.
+        every: how often to read the source, in training batches.
         store: a store with the head of this module.
         head: where the head is in the LightningModule.
-        limit: events taken at one look.
+        limit: the largest number of events to read at a time.
         dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
             Trainer's ``default_root_dir``.
-        on_error: ``"continue"``, or ``"raise"`` to stop the run at the first of them.
-        certificates: a folder for the certificates of removals (needs a store), and beside each the receipt that tells whom
-            it is about.
-        key: the Ed25519 key that signs them.
+        on_error: ``"continue"``, or ``"raise"`` to stop the run at the first event that cannot be applied.
+        certificates: a folder for the certificates of removals (needs a store). Beside each certificate is a receipt with
+            the names of those erased.
+        key: the Ed25519 key that signs the certificates.
         keep: validation samples whose features are kept in memory, to measure accuracy before and after.
 
     >>> DataCorrection("events.jsonl", every=10).state_key
@@ -141,7 +141,7 @@ class DataCorrection(Callback):
         self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to where the head is, and take what has arrived. Checkpoints are registered with the store that was given."""
+        """Find the position in the source and apply new events. Checkpoints are registered with the store, if you gave one."""
         if self._dry:
             return
         self.begin(pl_module)
@@ -151,12 +151,12 @@ class DataCorrection(Callback):
         self.look(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Look at the source, when it is time."""
+        """Read the source every ``every`` batches."""
         if (args[2] + 1) % self.every == 0:
             self.look(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look, so that the corrected head is validated, and watch what comes to the head."""
+        """Read the source, so that the corrected head is validated, and start to record the inputs of the head."""
         if trainer.sanity_checking:
             return
         self.look(trainer, pl_module)
@@ -177,7 +177,7 @@ class DataCorrection(Callback):
         self._features.append((x.clone(), y[: len(x)].clone()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop watching the head's inputs."""
+        """Stop recording the inputs of the head."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -218,7 +218,7 @@ class DataCorrection(Callback):
             corrector.load_state_dict(self._saved.get("corrector", {}))
         store = corrector.store
         if self.certificates is not None and ranks.share(store is None):
-            raise ValueError("certificates need a store: only that knows which samples were erased")
+            raise ValueError("certificates need a store: only a store knows which samples were erased")
         place = self._saved if store is None or self.follows else store.note(self.state_key) or {}
         cursor = place.get("cursor", 0)
         if isinstance(self.source, FileSource):
@@ -232,7 +232,7 @@ class DataCorrection(Callback):
         return corrector
 
     def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> CorrectionReport | None:
-        """Take what has arrived and apply it; None if there was nothing. ``final``: the pass over the samples is over."""
+        """Apply new events; returns None if there were none. ``final``: the pass over the samples is over."""
         if self._dry:
             return None
         corrector = self.corrector or self.begin(pl_module)
@@ -305,7 +305,7 @@ class DataCorrection(Callback):
         return outcomes
 
     def _certify(self, store: SampleStore) -> None:
-        """Certify the removals that are not yet, those of a run that was killed before it could included."""
+        """Certify all removals without a certificate, including those of a run that was killed before it could do so."""
         removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ def file_name(events: Sequence[str]) -> str:
 
 
 def certified_events(path: Path) -> list[str]:
-    """List the events of a certificate; empty for a file that is not there, or is none."""
+    """List the events of a certificate; empty if the file is missing or is not a certificate."""
     try:
         return [event["event_id"] for event in Certificate.load(path).events]
     except (OSError, VerificationError):

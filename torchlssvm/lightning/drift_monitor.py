@@ -11,14 +11,14 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class DriftMonitor(Callback):
-    """Logs how far the solution in use is from the exact one, every so many batches, and makes it anew past a threshold.
+    """Logs at regular intervals how far the current solution is from the exact one, and recomputes it above a threshold.
 
-    That is ``head.drift()`` and ``refresh()`` for an ``LSSVMHead`` or ``KernelLSSVM``; ``kkt_violation()`` and ``refresh()`` or
+    It calls ``drift()`` and ``refresh()`` for an ``LSSVMHead`` or ``KernelLSSVM``; ``kkt_violation()`` and ``refresh()`` or
     ``polish()`` for an SVM; the worst of its machines for ``OneVsRest`` and ``OneVsOne``.
 
     Args:
-        every: training batches between two looks. A look at a head costs one solve.
-        threshold: refresh past it.
+        every: how often to measure the drift, in training batches. Each measurement costs one solve.
+        threshold: refresh if the drift exceeds this value.
         head: where the head is in the LightningModule.
 
     >>> DriftMonitor(every=50, threshold=1e-9).state_key
@@ -36,21 +36,21 @@ class DriftMonitor(Callback):
         return f"DriftMonitor(head={self.head})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what has no drift."""
+        """ValueError if the head has no drift to measure."""
         machines_of(find_head(pl_module, self.head))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Look, when it is time."""
+        """Measure the drift every ``every`` batches."""
         batch_idx = args[2]
         if (batch_idx + 1) % self.every == 0:
             self.look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look once more at the end."""
+        """Measure the drift once more."""
         self.look(trainer, pl_module)
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure, log, and refresh if need be. Each rank looks at its own head."""
+        """Measure the drift, log it, and refresh the head if needed. Each rank measures its own head."""
         head = find_head(pl_module, self.head)
         held = [part for part in machines_of(head) if SampleAdapter(part).count]
         if not held:

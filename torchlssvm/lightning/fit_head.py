@@ -20,15 +20,15 @@ FIT_MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 class FitHead(Callback):
     """Empties a head and adds the features of a whole loader, in eval mode and without gradients.
 
-    For a network that is still being trained the features move, so each fit starts from nothing. All ranks fit their share.
+    The features change while the network is being trained, so each fit starts from an empty head. All ranks fit their share.
 
     Args:
         when: ``"fit_start"``, ``"validation"`` (before each), ``"epoch_end"`` or ``"train_end"``.
-        every: of so many epochs.
+        every: how often to fit, in epochs.
         head: where the head is in the LightningModule.
-        features: what makes features (B, J) of inputs: a function, or the name of a method or sub-module; by default what
-            ``attach`` made, or ``backbone``.
-        loader: what to fit on; by default the train loader. Samples must not be augmented at random.
+        features: computes features (B, J) from inputs: a function, or the name of a method or sub-module. By default the
+            classifier that ``attach`` made, or ``backbone``.
+        loader: the loader to fit on; by default the train loader. Samples must not be augmented at random.
 
     >>> FitHead(when="validation").state_key
     'FitHead(head=head, when=validation)'

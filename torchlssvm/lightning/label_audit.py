@@ -33,7 +33,7 @@ CHUNK_SAMPLES = 4096
 
 @dataclass(frozen=True)
 class Suspect:
-    """A sample whose label looks wrong: its margin without itself, its label and the one the head would give it."""
+    """A sample whose label looks wrong: its leave-one-out margin, its label, and the label that the head predicts."""
 
     id: str
     margin: float
@@ -45,13 +45,13 @@ class LabelAudit(Callback):
     """After an epoch, ranks the samples held by their leave-one-out margin and writes the most suspicious ones as events.
 
     The file has one event a line, with a comment before it that says why. Edit it, then give it to
-    :class:`~torchlssvm.lightning.DataCorrection`. It is written anew at each audit.
+    :class:`~torchlssvm.lightning.DataCorrection`. Each audit overwrites the file.
 
     Args:
         path: the JSONL file.
-        fraction: of the samples, at most; only samples whose label is not the best one are written.
+        fraction: the largest share of samples to write. Only samples for which another label scores higher are written.
         action: ``"relabel"`` (to the best label) or ``"remove"``.
-        every: epochs between two audits.
+        every: how often to audit, in epochs.
         head: where the head is in the LightningModule.
         samples: a function that returns (ids, x (n, J), y (n,)) of the samples held, for a kernel machine in the order of its
             ``ids``; by default they come from the store of an ``LSSVMModule``, or are kept in memory while it trains, and
@@ -87,7 +87,7 @@ class LabelAudit(Callback):
         return f"LabelAudit(head={self.head}, path={self.path})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the samples, or watch them come."""
+        """Find the samples, or start to collect them while they are learned."""
         learner = getattr(pl_module, "learner", None)
         self._learner = learner if isinstance(learner, Learner) else None
         if self.samples is None and self._learner is None:
@@ -103,18 +103,18 @@ class LabelAudit(Callback):
         self._kept.update(zip(ids, zip(x, y, strict=True), strict=True))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit, when it is time."""
+        """Audit every ``every`` epochs."""
         if (trainer.current_epoch + 1) % self.every == 0:
             self.audit(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop watching, and drop the samples kept."""
+        """Stop collecting samples, and drop those in memory."""
         if self._learner is not None and self._keep in self._learner.observers:
             self._learner.observers.remove(self._keep)
         self._kept.clear()
 
     def audit(self, trainer: Trainer, pl_module: LightningModule) -> list[Suspect]:
-        """Rank, and write the file; only on the first rank."""
+        """Rank the samples and write the file, on the first rank only."""
         head = find_head(pl_module, self.head)
         bring_up_to_date = getattr(pl_module, "bring_up_to_date", None)
         if callable(bring_up_to_date):

@@ -72,7 +72,7 @@ class Learner:
             raise ValueError("a store of a kernel machine is for one rank: its samples cannot be added up")
 
         def work() -> None:
-            if not self.empty:  # a checkpoint was loaded before: the store knows better
+            if not self.empty:  # a checkpoint was loaded before: the store takes precedence
                 SampleAdapter(self.head).clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             if store.note(NETWORK_NOTE) is None:

@@ -71,10 +71,10 @@ class LSSVMModule(LightningModule):
     arrives (a second epoch, the padding of a distributed sampler, a resumed run). Samples without ids are learned in the first
     epoch only.
 
-    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. The store is the truth from then on: the
-    head is what the store says, whatever a checkpoint says, and an erased sample does not come back. Checkpoints are
+    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. From then on the head always
+    matches the store, even if a checkpoint differs, and an erased sample does not come back. Checkpoints are
     registered with the store, so that certificates name those that are older than an erasure. After an erasure and a
-    compaction nothing remembers which samples were erased: a run that began before cannot be resumed, and a new run prints a
+    compaction nobody can tell which samples were erased: a run that began before cannot be resumed, and a new run prints a
     warning. A suppression list keeps those erased on request out of every run.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
@@ -90,14 +90,14 @@ class LSSVMModule(LightningModule):
             data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
         num_classes: K.
         weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
-            (the best at hand), or ``"random"``.
+            (the best weights available), or ``"random"``.
         in_features: the width of the features, for ``"identity"`` and for a network that ends in features.
         layers, pool, max_features: the layers that the head learns from, ``"last"``, ``"blocks"``, ``"all"`` or names, and how
             they are pooled, as for :func:`torchlssvm.attach`.
         views: fixed transforms by name, ``["flip"]``: features are averaged over a sample and its transforms.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine or head that you
-            made, which leaves out ``rho``, ``grid`` and ``head_options``.
+            made; ``rho``, ``grid`` and ``head_options`` are then not used.
         rho: of the head: a number, ``"gcv"`` or ``"kfold"`` (on the head's ``folds``, or on the samples of a ``MarginHead``).
             A rule chooses before each validation of a fit and at the end of each epoch. None is the default of the head.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
@@ -207,7 +207,7 @@ class LSSVMModule(LightningModule):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Add the samples of a batch that were not added before. There is no loss: it returns 0."""
+        """Add the new samples of a batch. Returns 0, since there is no loss."""
         loss, loader = torch.zeros((), device=self.device), self.trainer.train_dataloader
         if self._resumed and not self._begun and batch_idx and not hasattr(loader, "load_state_dict"):
             raise ValueError(
@@ -282,7 +282,7 @@ class LSSVMModule(LightningModule):
             self.log("rho", float(self.head.rho), sync_dist=True)
 
     def on_train_end(self) -> None:
-        """Print the events that wait for samples that did not come."""
+        """Print the events whose samples did not arrive."""
         waiting = self.learner.unanswered(over=self.trainer.is_last_batch)
         self.unanswered = len(waiting)
         corrector = self.learner.corrector
@@ -298,18 +298,18 @@ class LSSVMModule(LightningModule):
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """All ranks validate the same head; in a fit it is the one with the chosen rho, the epoch's end comes later."""
+        """Bring all ranks to the same head. In a fit, also choose rho now, since the end of the epoch comes later."""
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.bring_up_to_date()
         else:
             self._synchronize()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge a batch. A head that holds nothing yet is not judged."""
+        """Evaluate a batch; does nothing while the head holds no samples."""
         self._judge(batch, self.trainer.val_dataloaders, batch_idx, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge a batch."""
+        """Evaluate a batch."""
         self._judge(batch, self.trainer.test_dataloaders, batch_idx, dataloader_idx)
 
     def _judge(self, batch: Any, loaders: Any, batch_idx: int, index: int) -> None:
@@ -329,7 +329,7 @@ class LSSVMModule(LightningModule):
         self._log_metrics("val")
 
     def on_test_epoch_start(self) -> None:
-        """All ranks judge the same head. NotFittedError if it is empty, which Lightning would pass over in silence."""
+        """Bring all ranks to the same head. NotFittedError if it is empty, since Lightning would not report that."""
         self._synchronize()
         if self.learner.empty:
             raise NotFittedError(
@@ -372,7 +372,7 @@ class LSSVMModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Open the store, on the first rank. A trial run (``fast_dev_run``) learns in memory only.
 
-        The steps of a module that ``torch.compile`` wrapped run as they are: what they do is bookkeeping, not to be traced.
+        If ``torch.compile`` wrapped the module, its steps still run uncompiled: they are bookkeeping that need not be traced.
         """
         compiled = getattr(self, "_compiler_ctx", None) or {}
         for step in ("training_step", "validation_step", "test_step", "predict_step"):
@@ -396,7 +396,7 @@ class LSSVMModule(LightningModule):
         self.learner.close()
 
     def on_fit_start(self) -> None:
-        """Begin a run, or resume that of a checkpoint. With a store, the head is what the store says."""
+        """Begin a run, or resume the run of a checkpoint. With a store, restore the head from the store."""
         self.learner.restore()
         self._resumed = self._resumed and self.trainer.ckpt_path is not None
         self._run = self.learner.begin(self._run if self._resumed else None)
@@ -404,13 +404,13 @@ class LSSVMModule(LightningModule):
         self._filled = not self._resumed and not self.learner.empty and self.hparams["store"] is None
 
     def on_validation_start(self) -> None:
-        """With a store, the head is what the store says."""
+        """With a store, restore the head from the store."""
         self.learner.restore()
 
     on_test_start = on_predict_start = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
+        """Save what all ranks learned. Weights are solved again, so that they do not depend on the order of changes."""
         if self._trainer is not None:
             self._synchronize()
         if isinstance(self.head, LinearHead) and self.head.n:

@@ -19,16 +19,16 @@ from torchlssvm.linear.labelled_batches import check_names, unpack
 class OnlineProbe(Callback):
     """A closed-form linear probe on the last ``window`` features of a layer; no learning rate, no extra pass over the data.
 
-    What the network computes in training goes into a sliding window, stale features leave it, and the head is at any time the
-    one of the window. At validation its accuracy on the validation features is logged. Several ranks have a window each,
-    and the probe is the one of all windows together. The window is not saved: after a restart it fills again.
+    Features from training steps enter a sliding window and the oldest ones leave it; the head always holds exactly the samples
+    in the window. At validation, its accuracy on the validation features is logged. Each rank has its own window, and the
+    probe is fitted on all windows together. The window is not saved: after a restart it fills again.
 
     Args:
         layer: the dotted name of the module whose output (B, J) are the features.
         num_classes: K.
         window: samples in the window of each rank.
         rho: of the head; None chooses it before each validation, by ``"gcv"`` or, for a margin head, by k-fold.
-        name: what the accuracy is logged as, through the module: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
+        name: the name under which the module logs the accuracy: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
             ``ModelCheckpoint`` see it.
         head: ``"lssvm"`` or ``"margin"``, the kind of probe.
         batch_names: names of the parts of batches that are dicts; ``image`` and ``label`` are known.
@@ -64,7 +64,7 @@ class OnlineProbe(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each layer and name."""
+        """Key of the state, one for each layer and name."""
         return f"OnlineProbe(layer={self.layer}, name={self.name})"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -87,7 +87,7 @@ class OnlineProbe(Callback):
             self._captured = output.detach().flatten(1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Take the features of this batch into the window."""
+        """Add the features of this batch to the window."""
         x, y = self._real(args[1], trainer.train_dataloader, args[2])
         if x is None or not len(x):
             return

@@ -21,7 +21,7 @@ class PredictionFile(Callback):
     With several ranks the first one writes, and samples that a sampler repeats are written once.
 
     Args:
-        path: the file; an existing one is replaced when all is computed.
+        path: the file. An existing file is replaced once all predictions are computed.
         batch_names: names of the parts of batches that are dicts.
 
     >>> PredictionFile("predictions.csv").path.name
@@ -33,7 +33,7 @@ class PredictionFile(Callback):
         self._rows: list[tuple[int, int, str | None, list[float]]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with no row."""
+        """Start with an empty table."""
         self._rows = []
 
     def on_predict_batch_end(
