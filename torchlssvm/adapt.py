@@ -1,7 +1,7 @@
 """Train the network itself, on samples that may stay in it, with a boundary that certificates respect.
 
 A head forgets a sample; a network that was trained on it does not. So :func:`adapt` takes samples that are public, or whose
-owners have agreed, and returns a list of them. A store that has the list refuses a certificate for them.
+owners have agreed, and returns a list of these samples. A store that has the list refuses to certify their erasure.
 
 >>> import tempfile
 >>> from torch import nn
@@ -45,7 +45,7 @@ class Adaptation:
         """Note the samples in a store whose features come from the network; samples noted before stay.
 
         The names stay in the store as long as its network is in use, also after an erasure: they are why no certificate can be
-        issued. A network that is adapted again, without them, has a store of its own.
+        issued. A network that is adapted again without them needs a new store.
         """
 
         def merged(known: Any) -> dict[str, list[str]]:
@@ -84,7 +84,7 @@ def adapt(
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)
     schedule = None
     training = model.training
-    model.eval()  # batch norms keep their statistics; gradients flow all the same
+    model.eval()  # batch norms keep their statistics; gradients still flow
     try:
         for _ in range(epochs):
             for batch in loader:

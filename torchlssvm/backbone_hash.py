@@ -1,4 +1,4 @@
-"""One hash of all that features come from, so that those of another network, preprocessing or feature map are told apart."""
+"""One hash of network, preprocessing and feature map, to recognize features that were computed in another way."""
 
 from __future__ import annotations
 

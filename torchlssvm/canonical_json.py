@@ -1,4 +1,4 @@
-"""JSON with one meaning: written in one way where it is hashed or signed, read within bounds where it comes from elsewhere."""
+"""JSON in one canonical form for hashes and signatures, and a reader with limits for untrusted JSON."""
 
 from __future__ import annotations
 

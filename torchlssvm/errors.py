@@ -89,8 +89,8 @@ class InexactDeviceError(TorchLSSVMError, RuntimeError):
 class ConvergenceError(TorchLSSVMError, RuntimeError):
     """A solver did not converge; no answer that violates its own conditions is returned.
 
-    Of a ``LagrangianSVM`` the iteration ran out of steps; its samples are held all the same: allow more iterations, a larger
-    tolerance, or another solver, and read again. An ``IncrementalSVM`` is left as it was before the call.
+    A ``LagrangianSVM`` ran out of steps; it still holds its samples. Allow more iterations or a larger tolerance, or choose
+    another solver, and read again. An ``IncrementalSVM`` does not change.
     """
 
 
@@ -120,7 +120,7 @@ class StoreBusyError(StoreError):
 
 
 class StoreDiskError(StoreError):
-    """The disk of a store is full, fails or cannot be written: nothing was changed, try again when that is mended."""
+    """The disk of a store is full, fails or cannot be written: nothing was changed, fix the disk and try again."""
 
 
 class SuppressedError(TorchLSSVMError, ValueError):

@@ -10,13 +10,13 @@ into primitives (for JSON, a queue, a checkpoint) and back:
 True
 
 An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
-digits). Event ids stay in the journal for ever, so an event may not be named after its samples or their subjects.
+digits). Event ids stay in the journal permanently, so an event may not be named after its samples or their subjects.
 
 Wherever a list is taken, so is a tensor, a NumPy array, or a pandas Series or DataFrame.
 
-A store knows its samples; a head without one does not, and for it an event carries the samples as they were added: ``x`` and
-``y`` of a Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store has its own, and
-passes over these.
+A head without a store does not keep its samples, so its events must carry them as they were added: ``x`` and ``y`` of a
+Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store keeps the samples and ignores these
+fields.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchlssvm.functional import checks
 __all__ = ["Add", "Event", "Relabel", "Remove", "Replace", "from_primitives", "to_primitives"]
 
 LONGEST_NAME = 512
-"""Most characters of an id, a subject or an event id: they are indexed, and event ids are kept for ever."""
+"""Most characters of an id, a subject or an event id: they are indexed, and event ids are kept permanently."""
 
 CPU = torch.device("cpu")
 

@@ -1,9 +1,9 @@
 """Serving: a head as plain weights, and files that run without this library.
 
-``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear`` (one that normalizes rows first,
-where the head has ``normalize``), of which nothing but the weights can be read. The same holds for a kernel machine with the
-linear kernel. With any other kernel a machine *is* its support rows: they are training samples, and they are in its frozen
-form; those with the coefficient zero, ids and labels are not. After an erasure freeze again: the old artifact holds the row.
+``freeze`` drops the statistics. A linear head becomes an ``nn.Linear`` (one that normalizes rows first, if the head has
+``normalize``), which contains only the weights. So does a kernel machine with the linear kernel. With any other kernel, the
+frozen machine contains its support rows, which are training samples; it contains no ids, no labels and no rows with coefficient
+zero. Freeze again after an erasure: the old file still contains the erased row.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -135,8 +135,8 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
     ``head``: a linear head (least-squares, margin or compact), any kernel machine, ``OneVsRest`` or
-    ``OneVsOne`` of one, or what ``attach`` made (its network comes along, as a copy). Nothing is shared with the head; later
-    changes of it do not show.
+    ``OneVsOne`` of one, or what ``attach`` made (its network comes along, as a copy). The result shares nothing with
+    the head, so later changes of the head do not affect it.
     """
     if isinstance(head, AttachedClassifier):
         backbone = copy.deepcopy(head.backbone)
@@ -216,7 +216,8 @@ def export_program(
 ) -> torch.export.ExportedProgram:
     """``torch.export`` with a batch of any size; written to ``path`` (.pt2) if it is given.
 
-    example: a batch (B, ...), B >= 2, or a dict of tokens (B, T). Its shape and type count; its values are not in the file.
+    example: a batch (B, ...), B >= 2, or a dict of tokens (B, T). Only its shape and type are used; the file does not
+    contain its values.
     """
     given, shapes = _example(example)
     program = torch.export.export(model, (given,), dynamic_shapes=(shapes,))

@@ -1,8 +1,8 @@
 """Classifiers in the form of the Hugging Face hub: a folder with weights, a configuration and a model card.
 
-Weights only, unless statistics are asked for: of a linear head nothing but w and b can then be read. The card names the grid,
-the hash of the backbone and the number of erasures, and never a digest: that would confirm a guess about a sample once it is
-erased. Needs ``torchlssvm[hub]``; a folder on this machine needs safetensors only.
+The folder contains the weights only, w and b of a linear head, unless you ask for statistics. The card names the grid, the
+hash of the backbone and the number of erasures. It never contains a digest, which could confirm a guess about an erased sample.
+Uploads and downloads need ``torchlssvm[hub]``; a local folder needs safetensors only.
 
 >>> import tempfile, torch
 >>> from torchlssvm import LSSVMHead
@@ -64,8 +64,9 @@ def save_pretrained(
     Args:
         model: an ``LSSVMHead`` or ``MarginHead``, or what ``attach`` returned.
         folder: is made; files of an earlier save are replaced. One that was interrupted cannot be read.
-        statistics: write the sums too, with which samples can be added and removed later. **They are sums over the samples: who
-            has some of them may learn something of the others.** A ``MarginHead`` writes its samples themselves.
+        statistics: write the sums too, with which samples can be added and removed later. **They are sums over the samples:
+            someone who has some of the samples may learn something about the others.** A ``MarginHead`` writes its samples
+            themselves.
         class_names: (K,), for the card and the configuration.
         store: of the samples, which knows the number of erasures; that of a classifier is used by itself. Certificates of
             later erasures name the files written.
@@ -237,7 +238,7 @@ def read_head(place: Path, config: dict[str, Any], name: Any) -> nn.Module:
 
     path = place / STATISTICS_FILE
     if not path.exists():
-        raise ValueError(f"{name} was saved without statistics: it can be asked, and cannot learn or unlearn")
+        raise ValueError(f"{name} was saved without statistics: it can predict, but cannot learn or unlearn")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = file.metadata() or {}
@@ -300,5 +301,5 @@ model = from_pretrained("this folder or repository"{", backbone" if config["back
 scores = model({"images" if config["backbone_hash"] else "features"})
 ```
 
-After an erasure a new version takes the place of this one; older versions still hold what was erased.
+After an erasure, a new version replaces this one. Older versions still contain the influence of the erased samples.
 """

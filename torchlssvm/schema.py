@@ -132,7 +132,7 @@ def _resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_type(value: Any, wanted: str | list[str]) -> bool:
-    """True if a value has one of the types; a boolean is no integer."""
+    """True if a value has one of the types; a boolean does not count as an integer."""
     names = [wanted] if isinstance(wanted, str) else wanted
     return any(isinstance(value, TYPES[n]) and (n == "boolean" or not isinstance(value, bool)) for n in names)
 

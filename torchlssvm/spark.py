@@ -34,7 +34,7 @@ def statistics_from(
     The result is, bit for bit, that of ``Statistics.add`` on the same samples; ``merge(head, Delta(result))`` puts it in a
     head.
 
-    A null, a row of another length or a value that is not a number is a ValueError.
+    A null, a row of the wrong length or a value that is not a number raises ValueError.
 
     Args:
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.

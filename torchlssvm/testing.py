@@ -7,8 +7,8 @@ one check or all of them::
     case = Case(lambda **kw: LSSVMHead(8, 3, grid=FixedPoint(8.0), **kw), x, y)
     check_machine(case)
 
-or, with pytest, parametrize over :data:`CHECKS`. Every check compares with a machine built from the surviving samples, by
-digest where there is one and by scores to ``tolerance`` where there is none.
+or, with pytest, parametrize over :data:`CHECKS`. Every check compares with a machine built from the surviving samples: by
+digest if the machine has one, otherwise by scores to ``tolerance``.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _every(case: Case, generator_seed: int = 0) -> Tensor:
 
 
 def check_add_then_remove_restores(case: Case) -> None:
-    """Adding samples and removing them again leads back."""
+    """Adding samples and removing them again restores the earlier state."""
     order = _every(case)
     some, others = order[: len(order) // 2], order[len(order) // 2 :]
     machine, before = case.fresh(some), case.fresh(some)
@@ -166,7 +166,7 @@ def check_relabel(case: Case) -> None:
 
 
 def check_everything_removed(case: Case) -> None:
-    """A machine emptied is as new: it refuses to predict, and learns again."""
+    """An emptied machine behaves like a new one: it refuses to predict, and can learn again."""
     order = _every(case, 6)
     machine = case.fresh(order)
     machine.remove(order[:5])

@@ -1,4 +1,4 @@
-"""Files from elsewhere, read within bounds: regular files of a largest size, and tensors no larger than what is stored."""
+"""Read untrusted files within bounds: regular files up to a size limit, and tensors no larger than their stored bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FileHashes", "check_regular", "load_tensors", "read_regular"]
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """ValueError when there is something at a path that is no regular file: a FIFO or a device could be read for ever."""
+    """Raise ValueError if the path exists but is not a regular file: reading a FIFO or a device might never end."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most so many bytes; ValueError for anything else, OSError if it cannot be read."""
+    """Return the content of a regular file, up to a limit in bytes; ValueError for anything else, OSError if unreadable."""
     check_regular(path)
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb") as file:

@@ -21,8 +21,8 @@ def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None
     """Out-of-fold scores (n, K) from any machine with exact ``add`` and ``remove``: each sample by a model without its fold.
 
     The machine learns all folds but the first; then fold f - 1 goes in and fold f comes out, jointly where the machine has
-    ``update`` (Lee et al., k-fold by incrementally replacing one fold). Two changes of n / folds samples stand for a training
-    on all the others. A copy is used: the machine given must be empty, and stays so.
+    ``update`` (Lee et al., k-fold by incrementally replacing one fold). Two changes of n / folds samples replace a
+    training on all the others. The function works on a copy: the machine you pass must be empty, and stays empty.
 
     Args:
         machine: an empty :class:`~torchlssvm.LSSVMHead`, kernel machine, or anything whose ``add(x, y)`` returns ids (or

@@ -1,6 +1,6 @@
 """Labels that are probably wrong: found by leave-one-out margins, proposed as events.
 
-A sample is suspicious when the model that never saw it prefers another class. The ranking needs no threshold and no folds, and
+A sample is suspicious if a model trained without it predicts another class. The ranking needs no threshold and no folds, and
 ``pred_probs`` are out-of-sample probabilities in the form that cleanlab takes.
 
 >>> import torch
@@ -41,7 +41,7 @@ __all__ = ["LabelErrors", "find_label_errors", "from_scores"]
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """Samples ranked by how little the model without them agrees with their label.
+    """Samples ranked by how strongly a model trained without them disagrees with their label.
 
     Attributes:
         labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
@@ -72,9 +72,9 @@ class LabelErrors:
         return [(i, classes[int(self.labels[i])], classes[int(self.proposed[i])]) for i in rows]
 
     def events(self, count: int | None = None) -> list[Relabel]:
-        """Propose the preferred classes of the most suspicious samples, one event each, to be looked at first.
+        """Propose new labels for the most suspicious samples, one event each. Review the events before you apply them.
 
-        ``count``: at most so many; fewer if fewer are suspicious.
+        ``count``: the most events to return; there are fewer if fewer samples are suspicious.
         """
         if self.ids is None:
             raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
@@ -88,8 +88,8 @@ def find_label_errors(
 ) -> LabelErrors:  # fmt: skip
     """Rank samples held by a head by their leave-one-out margin; one pass, nothing is refitted.
 
-    With ``multiclass="ovo"`` the score of a class is the least it gets against any other. That takes longer, and finds more
-    where classes lie in a row, so that one of them is never far enough from all the rest together (pixels, for one).
+    With ``multiclass="ovo"`` the score of a class is its lowest score against any other class. This takes longer. It finds more
+    errors if a class lies between others, so that one linear score cannot separate it from the rest (pixels, for example).
 
     Args:
         head: a linear head that holds them; ``groups`` are not for a ``CompactLSSVMHead``.
@@ -98,8 +98,8 @@ def find_label_errors(
         weight: (n,), as added.
         ids: of the samples, for ``events``.
         groups: (n,), e.g. users who may have mislabelled all of their samples: scores are then leave-group-out.
-        lift: judge by a head on this many random features (:class:`~torchlssvm.features.RandomReLU`) of x instead, which are
-            all samples; 2,000 find more where many classes meet few features.
+        lift: rank by a head on this many random features (:class:`~torchlssvm.features.RandomReLU`) of x, which must then be
+            all samples. With many classes and few features, 2,000 find more errors.
     """
     if lift is not None:
         x = checks.as_tensor(x, "x", head.device)

@@ -1,4 +1,4 @@
-"""Sliding windows: learn from a stream, retire what leaves."""
+"""Sliding windows: learn from a stream and unlearn the oldest samples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torchlssvm.sample_adapter import SampleAdapter
 class SlidingWindow:
     """The last ``size`` samples of a stream, learned by any machine that has ``add`` and ``remove``.
 
-    A head (or ``Statistics``, or a ``Delta``) is given back the samples themselves, to the bit, when they leave the window; a
-    machine whose ``add`` returns ids is given the ids. So a window around something exact is exact: at any time the machine
-    is the one that only ever saw the samples in the window. The window holds these samples; the machine need not.
+    When samples leave the window, a head (or ``Statistics``, or a ``Delta``) gets exactly the samples that were added, to the
+    bit; a machine whose ``add`` returns ids gets the ids. So if the machine is exact, it always equals a machine that only ever
+    saw the samples in the window. The window holds these samples; the machine need not.
 
     Args:
         machine: anything with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids.
@@ -56,7 +56,7 @@ class SlidingWindow:
     def add(self, x: Tensor, y: Tensor) -> SlidingWindow:
         """Take in samples x (B, ...), y (B, ...), in the order of arrival, and retire the oldest beyond ``size``.
 
-        If the machine refuses the samples, or what is to be retired, the window is as it was.
+        If the machine raises an error, for the new samples or for those to be retired, the window does not change.
         """
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:

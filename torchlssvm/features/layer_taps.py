@@ -33,8 +33,8 @@ class LayerTaps(nn.Module):
     ``max_features``, multiply them by a fixed random matrix of signs. Layers keep columns of their own (``groups``), so that
     ``column_selection.select(head, taps.groups)`` can choose among them.
 
-    **The network passed in is frozen** and put in eval mode. Its weights and its layers stay as they are. When an error is
-    raised the network is as it was.
+    **The network passed in is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised, its
+    modes and gradient flags are restored.
 
     Args:
         model: any ``nn.Module``: a classifier of torchvision or timm, an encoder of Hugging Face transformers, your own.
@@ -265,7 +265,7 @@ def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
             activations = [n for n, m in model.named_modules() if _is_leaf(m) and _is_activation(m)]
             blocks += [n for n in activations if n.startswith(tuple(f"{b}." for b in blocks))]
         last = find_last_layer(model)
-        if last is not None:  # scores of other classes are no features
+        if last is not None:  # scores of the old classes, not features
             blocks = [n for n in blocks if not n.startswith(last.replaced)]
         if not blocks:
             raise ValueError(
@@ -310,14 +310,14 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """True for a composed module that is no chain of composed modules."""
+    """True for a composed module, unless it is a chain of composed modules."""
     if _is_leaf(module):
         return False
     return not isinstance(module, nn.Sequential | nn.ModuleList) or all(map(_is_leaf, module.children()))
 
 
 def guess_input(model: nn.Module) -> Any:
-    """A small batch that the network takes; ValueError if it cannot be told from the network."""
+    """Return a small batch that the network accepts; ValueError if its input cannot be guessed."""
     device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
     config = getattr(model, "config", None)
     if hasattr(config, "vocab_size"):

@@ -17,9 +17,9 @@ from torchlssvm.kernels import Kernel, as_kernel
 class Nystroem(nn.Module):
     """phi(x) = k(x, Z) K_ZZ^(-1/2) for landmarks Z (m, J), so that phi(x) . phi(z) is near k(x, z), and exact on the landmarks.
 
-    Landmarks are samples: ``fit(x)`` takes m of the rows of x, by the seed. That is an influence of those samples that no head
-    on top can remove: choose public ones, or fit anew after an erasure. Unlike those of the random maps, features may differ in
-    the last bit with the batch size: remove the features that were added.
+    Landmarks are samples: ``fit(x)`` draws m of the rows of x by the seed. A head on these features cannot remove their
+    influence, so choose public samples as landmarks, or fit again after an erasure. Unlike features of the random maps, these
+    may differ in the last bit with the batch size, so remove exactly the features that you added.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.

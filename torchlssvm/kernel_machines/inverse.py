@@ -2,10 +2,10 @@
 
 C may differ by class: then 1/C is that of each sample's class.
 
-After a bulk change there is the Cholesky factor of Q. Rows added extend it. A row removed is a term of low rank, and terms
-wait in V (:data:`cost.DEFERRED_ROWS`): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
-inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
-either costs the same; the first update after a bulk change costs no inverse.
+A bulk change leaves the Cholesky factor L of Q, which added rows extend. A removed row gives a term of low rank. Terms are
+collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the inverse
+itself, U (capacity, capacity) in slots, replaces L. From then on, each full V is added to U in one matrix product. A product
+with L costs as much as one with U, so the first update after a bulk change does not need the inverse.
 
 ``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date,
 and zero up to rounding where no sample is.
@@ -146,7 +146,7 @@ class KernelInverse:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """Take out samples by id and take in rows x (k, J) with targets y (k, K); returns their ids. All of it, or an error."""
+        """Remove samples by id, add rows x (k, J) with targets y (k, K) and return their ids; an error changes nothing."""
         k, r = x.shape[0], len(removed)
         if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.Q is not None):
             return self._change_and_solve(removed, x, y)
@@ -202,7 +202,7 @@ class KernelInverse:
         return out
 
     def retarget(self, ids: list[int], y: Tensor) -> None:
-        """Give samples other targets (k, K): the inverse stays as it is, unless C differs by class."""
+        """Give samples new targets (k, K); the inverse does not change, unless C differs by class."""
         at = self.slots.at_ids(ids)
         change = y - self.slots.y[at]
         if not isinstance(self.C, float):
@@ -222,7 +222,7 @@ class KernelInverse:
             self.slots.columns[at, : self.slots.K] = y
 
     def set_C(self, C: float | Tensor) -> None:
-        """Change the penalty, a number or one for each class (K,); :meth:`solve` makes the solution that of the new one."""
+        """Change the penalty, a number or one for each class (K,); call :meth:`solve` to compute the new solution."""
         self.C, self.Q = C, None
         self.largest_C = C if isinstance(C, float) else float(C.max())
 
@@ -231,13 +231,13 @@ class KernelInverse:
         self._change_and_solve([], *self.slots.nothing)
 
     def compute_inverse(self) -> None:
-        """Add the terms that wait to the inverse, and compute it if there is only a factor."""
+        """Add the deferred terms to the inverse; compute the inverse first if there is only a factor."""
         self._add_waiting()
         if len(self.slots):
             self._need_inverse()
 
     def _add_waiting(self) -> None:
-        """Add the terms that wait to the inverse, check the residual, free the slots of removed samples, close many gaps."""
+        """Add the deferred terms to the inverse, check the residual, free unused slots, close the gaps if there are many."""
         slots, top = self.slots, self.slots.top
         if self.waiting:
             U, V = self._need_inverse(), self.V[: self.waiting, :top]
@@ -276,7 +276,7 @@ class KernelInverse:
             self.factor = GrowingFactor(self.factor_of(self.slots.x[:n], self.ridge(self.slots.y[:n])).L, n)
 
     def _need_inverse(self) -> Tensor:
-        """U, made from the factor if there is none, and not shared: to be written to."""
+        """Return U for writing: computed from the factor if necessary, and not shared with a copy."""
         self._need_base()
         if self.U is None:
             assert self.factor is not None
@@ -299,7 +299,7 @@ class KernelInverse:
         return not float(term.share) >= cost.LEAST_SHARE
 
     def _terms(self) -> Tensor:
-        """V, made if there is none."""
+        """Return V, which is allocated at the first call."""
         if self.V.shape[0] == 0:
             self.V = self.slots.x.new_zeros(cost.DEFERRED_ROWS, self.slots.capacity)
         return self.V
@@ -344,7 +344,7 @@ class KernelInverse:
         return True
 
     def _change_and_solve(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """The direct way: factor the matrix of the samples that are left and of the new ones."""
+        """Solve directly: factor the matrix of the remaining and the new samples."""
         slots, k = self.slots, x.shape[0]
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
@@ -368,7 +368,7 @@ class KernelInverse:
         return out
 
     def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor, ridge: Tensor | float) -> Tensor:
-        """Q of rows X: those in the slots ``kept``, and behind them x (k, J). What is at hand is not computed again."""
+        """Return Q of rows X: those in the slots ``kept``, followed by x (k, J). Values already computed are reused."""
         if self.Q is None:
             old, n, x = None, 0, X
         else:
@@ -385,7 +385,7 @@ class KernelInverse:
             raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
 
     def factor_of(self, X: Tensor, ridge: Tensor | float, Q: Tensor | None = None) -> system.Factor:
-        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it. Q: (n, n), if it is at hand."""
+        """Return the factor of Q for rows X (n, J), by eigenvalues if rounding spoils it. Q: (n, n), if already computed."""
         n = X.shape[0]
         if Q is not None:
             L, info = torch.linalg.cholesky_ex(Q)

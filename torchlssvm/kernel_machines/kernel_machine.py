@@ -29,7 +29,7 @@ SAVED_TENSORS = ("rows", "targets", "ids", "solution", "options")
 class KernelMachine(nn.Module):
     """The base of :class:`KernelLSSVM` and :class:`LagrangianSVM`: samples by id, and the inverse of their kernel matrix.
 
-    A machine keeps the samples themselves: its files hold them, and those removed are erased from it at once.
+    A machine keeps the samples themselves, so its files contain them. Removed samples are erased from the machine at once.
     """
 
     _solver: KernelInverse
@@ -113,7 +113,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def replace(self, ids: Any, x: Any, y: Any) -> Self:
-        """Exchange the samples behind these ids for others."""
+        """Replace the samples with these ids by others; the ids stay the same."""
         found = self._slots.find(ids)
         rows, targets = self._check(x, y)
         if rows.shape[0] != len(found):
@@ -126,7 +126,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples other labels (or targets): the inverse is left alone, unless C differs by class."""
+        """Give samples new labels (or targets); the inverse does not change, unless C differs by class."""
         found = self._slots.find(ids)
         targets = self._targets(y, self._slots.x.new_empty(len(found), 0))
         if found:
@@ -135,7 +135,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def set_C(self, C: Any) -> Self:
-        """Change the penalty, which costs a solve; where that fails, nothing has changed."""
+        """Change the penalty, which costs a solve; if that fails, nothing changes."""
         with all_or_nothing(self):
             self._C = self._check_C(C)
             self._solver = self._solver.copy(self.kernel)
@@ -145,9 +145,9 @@ class KernelMachine(nn.Module):
 
     @atomically
     def compute_inverse(self) -> Self:
-        """Compute the inverse now, which otherwise waits for a later update. After a bulk change this takes n^3 flops.
+        """Compute the inverse now instead of in a later update. After a bulk change this takes n^3 flops.
 
-        Answers do not change, and the updates that follow are as fast as they get.
+        Scores do not change. The updates that follow run at full speed.
         """
         self._solver.compute_inverse()
         return self

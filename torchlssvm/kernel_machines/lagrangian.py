@@ -37,7 +37,7 @@ class LagrangianSVM(KernelMachine):
             equation (3) of the paper, which at a large C takes thousands.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
             constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
-        max_iter: more steps than this are a ``ConvergenceError``; the samples are held nevertheless.
+        max_iter: the most steps; beyond, ``ConvergenceError`` is raised, and the samples are still held.
         device: the device of the state.
 
     Example:
@@ -144,13 +144,13 @@ class LagrangianSVM(KernelMachine):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples other labels: the inverse is left alone."""
+        """Give samples new labels; the inverse does not change."""
         super().relabel(ids, y)
         self._stale = bool(len(self))
         return self
 
     def refresh(self) -> Self:
-        """Compute the inverse again from the samples held; alpha follows when it is read."""
+        """Compute the inverse again from the samples held; alpha is computed when you next read it."""
         super().refresh()
         self._stale = bool(len(self))
         return self
@@ -217,13 +217,13 @@ class LagrangianSVM(KernelMachine):
         self._stale = False
 
     def _all_support(self, at: slice | Tensor) -> lagrangian.LagrangianResult | None:
-        """Q^-1 1, where it is positive: the solution then, as at a small C; else None. at: the slots in the order of ids."""
+        """Return Q^-1 1 if it is positive (at a small C): then it is the solution. Else None. at: slots in the order of ids."""
         alpha = self._slots.columns[at, 0] * self._solver.h[at, 0]
         positive = float(alpha.min()) > 0.0
         return lagrangian.LagrangianResult(alpha, torch.zeros_like(alpha), 1, True) if positive else None
 
     def _iterate(self) -> lagrangian.LagrangianResult:
-        """Equation (3). Cold it starts from Q^-1 1, where z = 0; warm, by (10), from what alpha was."""
+        """Iterate equation (3). A cold start is Q^-1 1, where z = 0; a warm start, by (10), is the last alpha."""
         slots, inverse = self._slots, self._solver
         order = slots.order()
         y, start = slots.y[order, 0], slots.carried[order, 0]

@@ -18,8 +18,8 @@ from torchlssvm.kernels import Kernel
 class KernelLSSVM(KernelMachine):
     """f(x) = k(x, X) alpha + b with [[0, 1^T], [1, K + I/C]] [b; alpha] = [0; y]: least squares in feature space.
 
-    Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. Where
-    that does not pay, the system is factored again; :func:`torchlssvm.functional.cost.block_update_pays` decides. A few
+    Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. If an
+    update would cost more (:func:`torchlssvm.functional.cost.block_update_pays`), the system is factored again. A few
     equations are checked every 64 updates, and the system is factored again when they no longer hold to 11 digits (with one
     ``NumericalWarning`` if they hold to less than 9). With a linear kernel and more samples than features,
     :class:`torchlssvm.LSSVMHead` solves the same problem (rho = 1/C) from sums and does not keep the samples.
@@ -29,8 +29,8 @@ class KernelLSSVM(KernelMachine):
         C: the penalty of an error, > 0; or one for each class (K,), as class weights. Relabelling then costs a solve.
         num_classes: K; with 1 the targets are numbers (B,).
         bias: fit a b; without it this is kernel ridge regression with the ridge 1/C.
-        budget: keep at most this many samples: whenever there are more, the one whose leaving out moves the scores at its
-            own place the least is removed, exactly, one by one. What is kept then depends on the order of the samples.
+        budget: keep at most this many samples. While there are more, the sample whose removal changes its own score least is
+            removed, exactly, one at a time. Which samples are kept then depends on their order.
         device: the device of the state.
 
     Example:
@@ -122,7 +122,7 @@ class KernelLSSVM(KernelMachine):
     def leave_one_out(self) -> Tensor:
         """Score (n, K) of each sample held by the machine without it, in the order of ids. Exact, and needs no refit.
 
-        Scores as :meth:`torchlssvm.LSSVMHead.leave_one_out` returns them; no samples are given, as the machine keeps them.
+        Like :meth:`torchlssvm.LSSVMHead.leave_one_out`, but without arguments, because the machine keeps its samples.
         """
         alpha, H = self._left_out()
         return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
@@ -142,7 +142,7 @@ class KernelLSSVM(KernelMachine):
         return kernel_lssvm.solve(h[:, :-1], h[:, -1], self._bias)
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """Change samples; in parts that exceed the budget by an eighth at most, dropping what is too much after each."""
+        """Change samples in parts that exceed the budget by at most an eighth, and drop the excess after each part."""
         if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
             return super()._change(removed, x, y)
         part = max(1, self._budget // 8)
@@ -165,7 +165,7 @@ class KernelLSSVM(KernelMachine):
         return self.alpha, kernel_lssvm.left_out_diagonal(self._solver.diagonal()[at], e, self._bias)
 
     def _least(self) -> int:
-        """The id whose leaving out moves the scores at its own place the least."""
+        """Return the id of the sample whose removal changes its own score least."""
         alpha, H = self._left_out()
         ridge = self._solver.ridge(self._slots.y[self._slots.order()])
         return list(self._slots.slot_of)[int(kernel_lssvm.own_effect(alpha, H, ridge).argmin())]

@@ -143,8 +143,8 @@ class MultiClass(nn.Module):
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life.
 
-        Every machine learns its part, or none does: an error of one leaves all of them, and the ids, as they were. The same
-        holds for :meth:`remove` and :meth:`relabel`.
+        Either every machine learns its part, or none does: if one raises an error, all machines and ids stay unchanged. The
+        same holds for :meth:`remove` and :meth:`relabel`.
         """
         x = checks.as_tensor(x, "x", self._device)
         kernel, J = self._gram.kernel, self._gram.x.shape[1]
@@ -192,7 +192,7 @@ class MultiClass(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples other labels; machines that do not see the new label lose the sample, others gain it."""
+        """Give samples new labels; a sample moves to the machines that learn its new label."""
         found = self._find(ids)
         if found:
             labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
@@ -270,7 +270,7 @@ class MultiClass(nn.Module):
                 machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
-        """Let every machine learn these samples, or unlearn them where there is None; or none, if any of them raises."""
+        """Let every machine learn these samples, or unlearn those given as None; if one machine raises, change none."""
         undo: list[Callable[[], None]] = []
         finish: list[Callable[[], None]] = []
         try:
@@ -458,7 +458,7 @@ class OneVsRest(MultiClass):
 
 
 class OneVsOne(MultiClass):
-    """One machine for each pair of classes i < j, which sees their samples alone; scores are votes.
+    """One machine for each pair of classes i < j, trained on the samples of these two classes only; scores are votes.
 
     Ties are broken by the sum of the decisions. A pair of classes without samples abstains. Arguments and use are those of
     :class:`OneVsRest`.

@@ -37,8 +37,8 @@ class DualHead:
     """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
 
     n samples take n rows and an (n, n) system instead of a (J, J) one. On a grid the rows are kept as 32-bit integers; they are
-    the whole state, so a head that has removed a sample is exactly the one that never saw it, and a sample that is not held is
-    refused.
+    the whole state. So after a removal, the head equals one that never saw the sample, and removing a sample that is not held
+    raises an error.
 
     Args:
         in_features: J.
@@ -122,7 +122,7 @@ class DualHead:
         return self
 
     def remove(self, x: Any, y: Array, weight: Array | None = None) -> Self:
-        """Unlearn samples that are held; RemovalError, with nothing changed, for one that is not."""
+        """Unlearn samples; if one is not held, raise RemovalError and change nothing."""
         left = self.weights.copy()
         places = self._places()
         for i, (key, wanted) in enumerate(zip(self._keys_of(x, y), self._check_weight(weight, len(y)), strict=True)):

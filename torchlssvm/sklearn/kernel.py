@@ -68,7 +68,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         if first:
             self._learn_classes(y if classes is None else classes, weight if classes is None else None)
         index = self._encode(y)
-        if weight is not None:  # a sample of weight zero is none
+        if weight is not None:  # samples of weight zero are ignored
             X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
         held = np.zeros(0, dtype=np.int64) if first else self._labels
         labels = np.concatenate([held, index])
@@ -120,7 +120,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return from_scores(self._left_out_scores().cpu(), labels, ids, classes=self.classes_.tolist())
 
     def predict_proba(self, X: Any) -> Array:
-        """Predict probabilities (B, K): a temperature, fitted to scores of machines that never saw the sample."""
+        """Predict probabilities (B, K) by a temperature that is fitted to out-of-sample scores."""
         scores = self._scores(X).cpu()
         if not self._fitted_maps:
             labels = torch.from_numpy(self._labels)
@@ -222,7 +222,7 @@ class IncrementalSVC(KernelClassifier):
         self.class_weight, self.device = class_weight, device
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C, a sample of weight zero is none."""
+        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C; zero ignores a sample."""
         return self._learn(X, y, sample_weight, True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:

@@ -22,8 +22,8 @@ from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unc
 from torchlssvm.sklearn.dual_head import DualHead
 
 MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
-"""Classes and features up to which classes are told apart pair by pair unless asked otherwise: 45 solves of 512 features, which
-take about as long as one of 1,800, and sums per class of 10 x 513 x 513 numbers, 21 MB."""
+"""Up to this many classes and features, the default is one against one: 45 solves of 512 features, which take about as long as
+one of 1,800, and sums per class of 10 x 513 x 513 numbers, 21 MB."""
 
 
 def choose_multiclass(classes: int, features: int) -> str:
@@ -35,8 +35,8 @@ WIDE_FEATURES = 512
 """More features than this, and than samples, are solved in the dual: with fewer the sums cost little."""
 
 MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
-"""Least squares, one class against the rest, masks classes where there are many of them and fewer than ten features for each:
-docs/benchmarks/random_features.md has the measurement."""
+"""Least squares, one class against the rest, can mask classes if there are many and fewer than ten features per class:
+see docs/benchmarks/random_features.md."""
 
 LIFTED_FEATURES = 2000
 """Random features that the warning proposes and that label errors are judged by."""
@@ -88,7 +88,7 @@ class LinearEstimator(BaseEstimator):
             return self
 
     def _learn_more(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
-        """Learn samples beside those held, all or none; classes: all that will come, of a classifier."""
+        """Learn more samples, all or none. classes: of a classifier, all classes that will ever occur."""
         with unchanged_on_error(self):
             first = not hasattr(self, "head_")
             X, y = self._check(X, y, first)
@@ -192,7 +192,7 @@ class LinearEstimator(BaseEstimator):
         return None if isinstance(self.alphas, str) else self.alphas
 
     def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
-        """Make what options ask for from all rows: rho out of ``alphas``, leave-one-out scores, a calibration."""
+        """Compute what the options ask for from all rows: rho among ``alphas``, leave-one-out scores, a calibration."""
         calibration, store_loo = getattr(self, "calibration", None), getattr(self, "store_loo", False)
         if self.alphas is None and calibration is None and not store_loo:
             return
@@ -216,7 +216,7 @@ class LinearEstimator(BaseEstimator):
             head.calibrate(rows, targets, calibration, weight=weights)
 
     def _judge_sums(self) -> None:
-        """Choose rho after a change of samples, where that takes no samples; otherwise keep the value that fit chose."""
+        """Choose rho again after a change of samples if the sums suffice; otherwise keep the value that fit chose."""
         self.__dict__.pop("leave_one_out_", None)  # they are of other samples
         head, dual = self.head_, isinstance(self.head_, DualHead)
         if not dual:
@@ -229,7 +229,7 @@ class LinearEstimator(BaseEstimator):
                 self.path_ = head.select_rho(values, self.selection)
         elif not hasattr(self, "path_"):
             warnings.warn(
-                "partial_fit does not choose among alphas by leave-one-out, which needs all samples at hand: rho is 1. "
+                "partial_fit does not choose among alphas by leave-one-out, which needs all samples at once: rho is 1. "
                 "selection='gcv' chooses from the sums, and so does rho='gcv' with alphas=None",
                 stacklevel=4,
             )
@@ -316,8 +316,8 @@ class LinearClassifier(Classifier, LinearEstimator):
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
         """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
 
-        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` gives labels as you gave them. Where many
-        classes meet few features, a second head on 2,000 random features judges, which finds more; X are then all samples.
+        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` returns your labels. With many classes and
+        few features, a second head on 2,000 random features ranks the samples, which finds more; X must then be all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -346,13 +346,13 @@ class LinearClassifier(Classifier, LinearEstimator):
         return out
 
     def predict_proba(self, X: Any) -> Array:
-        """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
+        """Predict probabilities (B, K), calibrated if ``calibration`` is set."""
         check_is_fitted(self, "head_")
         try:
             out: Array = self._answer(X, "predict_proba", calibrated=self.calibration is not None).cpu().numpy()
         except NotFittedError as error:
             raise NotFittedError(
-                "samples have changed since the probabilities were calibrated, and those that are gone have shaped them: call "
+                "samples have changed since the probabilities were calibrated, which invalidates the calibration: call "
                 "calibrate(X, y) with the samples that are left, fit again, or use calibration=None"
             ) from error
         return out
@@ -440,8 +440,8 @@ class LSSVMClassifier(LinearClassifier):
 class MarginClassifier(LinearClassifier):
     """Squared-hinge SVM, one class against the rest, with exact ``partial_fit`` and ``partial_unfit``.
 
-    A stand-in for ``LinearSVC(loss="squared_hinge")`` whose samples can be taken out again: the result is that of a fit on the
-    others. It holds its samples, as integers on a grid; ``sample_weight`` are therefore integers, numbers of copies.
+    Use it like ``LinearSVC(loss="squared_hinge")``. You can also remove samples: the result equals a fit on the others. The
+    estimator keeps its samples as integers on a grid, so ``sample_weight`` must be integers, the numbers of copies.
 
     Args:
         rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho). None chooses it by k-fold, again after each ``partial_fit``

@@ -27,7 +27,7 @@ def map_rows(module: torch.nn.Module, X: Any, batch_size: int, device: Any) -> A
 
 
 class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """A random lift of rows: many features where classes are many and columns few.
+    """Map rows to many random features; useful if there are many classes and few columns.
 
     Args:
         n_components: features that come out.

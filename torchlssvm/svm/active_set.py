@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
 
 MAX_STEPS_FOR_FEW, MAX_STEPS_PER_SAMPLE = 100, 6
-"""Steps, plus so many for each sample held, after which the method is given up. From a good start each sample moves once."""
+"""The method gives up after the first number of steps, plus the second for each sample. A good start moves each sample once."""
 FINAL_NEWTON_STEPS = 3
 """Newton steps at the end: each corrects the rounding of the one before, in alpha and then in b."""
 

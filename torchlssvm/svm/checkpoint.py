@@ -54,9 +54,9 @@ def save(content: Content) -> dict[str, Tensor]:
 
 
 def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cache_bytes: int) -> Content:
-    """Read what :func:`save` wrote, and solve where it does not pass the certificate with this kernel.
+    """Read what :func:`save` wrote; if it does not pass the certificate with this kernel, solve again.
 
-    ValueError if it is not the state of a machine, or not of one with such a kernel.
+    Raises ValueError if it is not the state of a machine, or if the kernel does not match.
     """
     _check_parts(state, kernel)
     x = state["x"].detach()
@@ -75,7 +75,7 @@ def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cac
 
 
 def _check_parts(state: dict[str, Any], kernel: Kernel | None) -> None:
-    """ValueError where a part is missing, or is not what it should be, or the kernel is another."""
+    """Raise ValueError if a part is missing or malformed, or if the kernel does not match."""
     odd = [name for name in SAVED_NAMES if not isinstance(state.get(name), Tensor)]
     if odd:
         raise ValueError(f"not the state of an IncrementalSVM: {odd[0]} is not a tensor")
@@ -93,7 +93,7 @@ def _check_parts(state: dict[str, Any], kernel: Kernel | None) -> None:
 
 
 def _check_values(x: Tensor, host: dict[str, Any]) -> None:
-    """ValueError where values are not those of a machine."""
+    """Raise ValueError if values are impossible for a machine."""
     finite = [name for name in ("y", "weight", "alpha", "numbers", "C") if not np.isfinite(host[name]).all()]
     if finite or not bool(torch.isfinite(x).all()):
         raise ValueError(f"the saved {finite[0] if finite else 'x'} holds NaN or inf: the state is damaged")

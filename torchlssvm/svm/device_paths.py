@@ -1,4 +1,4 @@
-"""Many machines without some of the samples, on a device other than the CPU: they move together, one step for all of them."""
+"""Copies of a machine that each unlearn some samples, on a device other than the CPU; all copies take each step together."""
 
 from __future__ import annotations
 

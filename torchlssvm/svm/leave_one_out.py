@@ -53,14 +53,14 @@ class LeaveOneOut(NamedTuple):
 
     @classmethod
     def from_margins(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
-        """Count the errors among these margins; NaN, where there is no answer, is not counted."""
+        """Count the errors among these margins; NaN (no solution found) is not counted."""
         error = margin < -1.0
         known = ~margin.isnan()
         return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
 
 
 def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
-    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. NaN, with a warning, is no answer."""
+    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. Unsolved: NaN, and a warning."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))

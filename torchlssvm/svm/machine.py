@@ -75,9 +75,9 @@ class RegularizationPath(NamedTuple):
 
 
 def operation(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method one operation: it is refused inside a callback of another one, and leaves no answer or trace of a failure.
+    """Make a method one operation: it cannot be called inside a callback of another one, and a failure changes nothing.
 
-    A kernel whose parameters have changed is noticed first. Ctrl-C waits for a point from which everything is put back.
+    First, the machine solves again if the kernel's parameters have changed. Ctrl-C waits until the state can be restored.
     """
 
     @functools.wraps(method)
@@ -114,20 +114,21 @@ class IncrementalSVM(nn.Module):
     by its g_i = y_i f(x_i) - 1: margin (g = 0), error (g <= 0, alpha = C), reserve (g >= 0, alpha = 0). Adding or removing a
     sample moves its coefficient while all others keep these conditions, in a number of steps each computed exactly.
 
-    Every operation ends with a certificate: the box, sum y alpha = 0, and these conditions for every sample, each to its own
-    rounding. A result that does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is
-    raised and the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
+    Every operation ends with a check, the certificate: the bounds of alpha, sum y alpha = 0, and these conditions for every
+    sample, each within its own rounding error. If a result does not pass, a robust method solves the problem. If that does not
+    pass either, ``ConvergenceError`` is raised and the machine does not change. If the kernel is not positive semidefinite, a
+    certified point is a stationary point.
 
     Args:
-        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram, of which the machine keeps a copy: where
-            its parameters are changed, the next operation solves again. Or ``"precomputed"``: then ``add`` takes the kernel
+        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram, of which the machine keeps a copy. If
+            you change its parameters, the next operation solves again. Or ``"precomputed"``: then ``add`` takes the kernel
             values (B, n + B) between the new samples and all (in the order of ``ids``, new ones last), and ``forward`` those
             (B, n) with the samples held.
         C: the bound of the coefficients, a number or one per class (2,). Per sample it is C times the ``weight`` of ``add``.
         callback: called with an ``Event`` after each event.
         record: keep alpha, g and b of every event in ``trajectory``.
-        reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is then True
-            once that has happened. None: nothing is forgotten.
+        reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
+            that has happened. None: nothing is forgotten.
         cache_bytes: memory for rows of the kernel of samples outside the margin set.
         device: where the samples' rows live, and kernels are computed; the solver's own arrays are on the host.
 
@@ -196,7 +197,7 @@ class IncrementalSVM(nn.Module):
     def _load(self, state: dict[str, Any] | None, kernel: Kernel | None, device: torch.device) -> None:
         """Take over a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one), with this kernel, on this device.
 
-        Everything is built aside: where that raises, nothing has changed.
+        The new state is built separately: if that raises an error, nothing changes.
         """
         from torchlssvm.svm import checkpoint
 
@@ -258,7 +259,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def b_interval(self) -> tuple[float, float]:
-        """The values that b can have: one, but for an empty margin set; b is then the middle, or the finite end."""
+        """The interval of possible b: one value, unless the margin set is empty; b is then the middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
         if not self.n:
@@ -306,10 +307,10 @@ class IncrementalSVM(nn.Module):
         return self._solver.path.events
 
     def decision(self, x: Any, samples: Any = None) -> Tensor:  # (B, J) -> (B,)
-        """f(x), positive for class 1; differentiable in x, and whole in the kernel's parameters and in the samples held.
+        """f(x), positive for class 1; differentiable in x, in the kernel's parameters and in the samples held.
 
-        samples: (n, J) the samples held, in the order of ``ids``, with a graph: derivatives in them count what they change in
-        alpha and b too. They are those of the solution, where no sample changes its set.
+        samples: (n, J) the samples held, in the order of ``ids``, with a graph. Derivatives in the samples and in the kernel's
+        parameters are total: they include the change of alpha and b. They hold as long as no sample changes its set.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -333,8 +334,8 @@ class IncrementalSVM(nn.Module):
     def span_margins(self, samples: Any = None) -> Tensor:  # -> (n,)
         """Margins g_c of ``leave_one_out(method="span")``, differentiable in the kernel's parameters and in ``samples``.
 
-        A loss of them trains a kernel, or a network that makes the samples: see :meth:`decision` for ``samples``. Costs n^2
-        kernel values.
+        Compute a loss from them to train a kernel, or a network that produces the samples: see :meth:`decision` for
+        ``samples``. Costs n^2 kernel values.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -448,7 +449,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
-        """Give samples held other labels; their ids stay. One that ``reserve_limit`` has forgotten has no row to learn from."""
+        """Give samples held new labels; their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
         wanted = self._known_ids(ids)
         labels = self._labels(y, len(wanted))
         self._require_rows(wanted)
@@ -465,7 +466,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
-        """Exchange samples held for others; their ids stay. x: (B, J)."""
+        """Replace samples held by others; their ids stay. x: (B, J)."""
         wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
@@ -483,8 +484,8 @@ class IncrementalSVM(nn.Module):
     ) -> IncrementalSVM:
         """Forget everything and learn these samples: ids 0, 1, .... If they cannot be learned, nothing is forgotten.
 
-        progress: a function of the share done (0 to 1); True for a bar by tqdm; None for one on a terminal, where tqdm is
-        installed and the fit takes some seconds; False for nothing.
+        progress: a function that is called with the share done (0 to 1); True for a tqdm bar; None for a bar only on a
+        terminal, if tqdm is installed and the fit takes some seconds; False for no progress.
         """
         from torchlssvm.svm.progress import progress_of
 
@@ -571,7 +572,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def set_kernel(self, kernel: Any) -> IncrementalSVM:
-        """Change the kernel, or its parameter, on the samples held, and correct the violations that this makes.
+        """Change the kernel or its parameters for the samples held, and correct the conditions that this violates.
 
         With precomputed values: the new Gram matrix (n, n) in the order of ``ids``.
         """
@@ -596,7 +597,7 @@ class IncrementalSVM(nn.Module):
         return self
 
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
-        """Call this after each event from now on; None: no longer."""
+        """Call this function after each event from now on; None stops the calls."""
         self._callback = callback
         self._install_callback()
         return self
@@ -605,13 +606,13 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def leave_one_out(self, method: str = "exact", early_exit: bool = False, batched: bool = True) -> LeaveOneOut:
-        """Every sample left out in turn; the machine does not change.
+        """Leave out every sample in turn; the machine does not change.
 
         method: "exact" (Algorithm 2: all support vectors unlearned, from one tableau); "span" (Vapnik and Chapelle's rule, from
         the sensitivities: g_c - alpha_c gamma_c, gamma_c the squared distance to the span of the margin vectors); "linear"
         (the first segment of the exact path, extrapolated: the same number, as no set changes on it).
-        early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified: faster; rates are the same,
-        margins below -1 are not final. batched: False unlearns the samples one at a time.
+        early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives the
+        same error rates, but margins below -1 are not final. batched: False unlearns the samples one at a time.
         """
         from torchlssvm.svm import leave_one_out
 

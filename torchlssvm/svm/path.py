@@ -167,7 +167,7 @@ class Walk:
         self._drive_changed()
 
     def _drive_changed(self) -> None:
-        """Take note of another ``d`` and force: beta is no longer known."""
+        """Set a new ``d`` and force; beta must be computed again."""
         self.balance = float(self.s.y @ self.d)
         self.watched_force, self.beta = self.force[self.watch.at], None
 
@@ -178,7 +178,7 @@ class Walk:
         return abs(self.balance) > self.balanced_within and not len(self.margin)
 
     def shift_b(self) -> int:
-        """Move b alone until a sample that can balance the moving ones is at its margin; returns it, or -1 if there is none."""
+        """Move b alone until a sample that can balance the moving ones is at its margin; return its position, or -1."""
         s, margin = self.s, self.margin
         margin.compute_g()
         self.watch = w = margin.watch(True, np.flatnonzero(self.d))

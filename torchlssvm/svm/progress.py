@@ -1,4 +1,4 @@
-"""The progress of a long fit: a bar, or a function that is told."""
+"""Report the progress of a long fit, by a bar or by calling a function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
-    """Give a function that takes the share done, between 0 and 1, or None where no progress is shown.
+    """Return a function that takes the share done, between 0 and 1, or None if no progress is shown.
 
     wanted: a function of the caller's; True for a bar by tqdm; None for one if tqdm is installed, stderr is a terminal and
     the fit takes some seconds; False for nothing.

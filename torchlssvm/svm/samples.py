@@ -68,7 +68,7 @@ class Samples:
         return bool(y.max(initial=0.0) > 0.0 > y.min(initial=0.0))
 
     def grow(self, count: int) -> bool:
-        """Make room for so many more samples; True if the vectors became longer."""
+        """Make room for this many more samples; True if the vectors became longer."""
         if self.n + count <= self.capacity:
             return False
         longer = 16 + self.n + count + (self.n + count) // 8
