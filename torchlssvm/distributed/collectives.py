@@ -33,7 +33,7 @@ class Peers:
     def _run(self, collective: Callable[[], object]) -> None:
         try:
             collective()
-        except RuntimeError as error:  # what backends raise when a peer is gone or the time is over
+        except RuntimeError as error:  # backends raise this if a peer is gone or the timeout expires
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} lost its peers in the middle of an exchange. Nothing was changed here: the "
                 f"agreed state and what is pending are as before. ({str(error).splitlines()[0]})"

@@ -30,7 +30,7 @@ from torchlssvm.untrusted import load_tensors
 DELTA_FORMAT = "torchlssvm-delta-1"
 
 UNKNOWN_ROWS = "sums were merged that carry no fingerprints of rows, or those of another key"
-"""Reason why removals from a head are not checked against the rows held."""
+"""The reason that is recorded when removals are not checked against the rows held."""
 
 
 # -- heads that exchange changes ---------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def pending_rows(head: LSSVMHead) -> RowCounts | None:
 
 
 def refuse_lost(head: LSSVMHead) -> None:
-    """ValueError for a head that was saved with removals pending: what changed is not known."""
+    """ValueError for a head that was saved with pending removals, since its pending changes are lost."""
     if head._pending.tracking is Tracking.LOST:
         raise ValueError(
             "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
@@ -75,7 +75,7 @@ def refuse_lost(head: LSSVMHead) -> None:
 
 
 def begin(head: LSSVMHead, digest: str | None, epoch: int) -> None:
-    """Take what a head holds for what was agreed on: nothing is pending."""
+    """Make the present state of a head the agreed state, with nothing pending."""
     head._rows.flush()
     head._pending.restart(sums_of(head).zero(), digest, epoch)
     head._rows.changed = None if head._rows.unchecked is not None else RowCounts()
@@ -96,10 +96,10 @@ def replace_held(head: LSSVMHead, sums: Statistics, rows: RowCounts | None, key:
 
 @contextmanager
 def locked(*targets: Any) -> Iterator[None]:
-    """A context in which no other thread changes these heads: what an exchange reads and writes is of one state.
+    """A context in which no other thread changes these heads, so that an exchange reads and writes one consistent state.
 
-    Locks are taken in one order in all threads, so that none waits for another forever. Targets that are no heads are left to
-    :func:`head_of`, which says so.
+    All threads take the locks in the same order, which prevents deadlocks. Targets that are not heads are skipped here;
+    :func:`head_of` raises the error for them.
     """
     heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
     with ExitStack() as stack:
@@ -121,13 +121,13 @@ def fingerprint_of(target: Any, given: str | None) -> str | None:
 class Delta:
     """The changes of a node: sums of samples added minus sums of samples removed, and an id.
 
-    ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model: it may remove
-    samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to be filled)
-    or :meth:`load`.
+    ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model, and it may
+    remove samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to
+    be filled) or :meth:`load`.
 
-    The id is random. A receiver that has it refuses the delta, whose samples would count twice; ``carried`` has the ids of
-    deltas that the node had merged itself, and that are part of this one. ``uncertifiable``: why the changes are not exactly
-    those of samples, if a head that was so gave them; it goes on to a head that merges them.
+    The id is random. A receiver that has merged this id before refuses the delta, since its samples would count twice.
+    ``carried``: the ids of deltas that the node had merged and that are part of this one. ``uncertifiable``: if the changes
+    come from a head that cannot be certified, the reason; a head that merges them gets the same reason.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -173,17 +173,18 @@ class Delta:
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
         """Copy the head's pending changes into a delta.
 
-        They stay pending in the head until they are handed over: when :meth:`save` has written the file, when :func:`merge`
-        or a :func:`sync` has put the delta into another head, or with :meth:`commit`. So nothing is lost when a save fails or
-        the delta is dropped. Until then a second ``take`` has the same changes, and those made since, under the same id; only
-        one of the two can be handed over. A delta whose changes have left the head in another way is refused.
+        The changes stay pending in the head until they are handed over: when :meth:`save` has written the file, when
+        :func:`merge` or a :func:`sync` has put the delta into another head, or when you call :meth:`commit`. So nothing is
+        lost if a save fails or you drop the delta. Until then a second ``take`` returns the same changes, and those made
+        since, under the same id; you can hand over only one of the two. A delta is refused if its changes have left the head
+        in another way.
 
-        For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
+        Use deltas between nodes that send files. Ranks of one process group use :func:`sync`.
         """
         with locked(target):
             head = head_of(target)
             refuse_lost(head)
-            head._solve()  # removals that cannot be are found here
+            head._solve()  # raises an error for impossible removals
             stats, pending = sums_of(head), head._pending
             delta = cls(pending.sums(stats).copy(), fingerprint=fingerprint_of(target, fingerprint))
             rows, delta.key = pending_rows(head), head._rows.key or delta.key
@@ -232,9 +233,9 @@ class Delta:
         return self.statistics.digest()
 
     def save(self, path: str | os.PathLike[str], *, min_samples: int = 0) -> None:
-        """Write to a file that holds sums only; it appears whole or not at all.
+        """Write the sums to a file, atomically.
 
-        When the file is there, the changes are handed over. When it is refused or fails, they are still pending in the head.
+        Once the file is written, the changes are handed over. If the save is refused or fails, they stay pending in the head.
         """
         with locked(self.source):
             self.check_own()
@@ -290,7 +291,7 @@ class Delta:
 
     @exactly
     def commit(self) -> Self:
-        """Count the changes as handed over: for a delta that is sent in another way than save, merge and sync."""
+        """Mark the changes as handed over. Use this if you send the delta other than by save, merge or sync."""
         with locked(self.source):
             self.check_own()
             self.hand_over()
@@ -341,7 +342,7 @@ def sources(*deltas: Any) -> list[LSSVMHead]:
 
 
 def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
-    """ValueError for a delta that a head must not take: its own, one that it has, or one of other features."""
+    """ValueError if a delta holds the head's own changes, was merged before, or comes from other features."""
     if delta.source is head:
         raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
     head._pending.refuse_twice(delta.names)
@@ -355,8 +356,8 @@ def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
 def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMHead:
     """Add deltas to a head, all or none (algorithm 5). Each is taken once: its id is remembered, and saved with the head.
 
-    The changes are pending until the next :func:`sync`, if there is one. RemovalError when the result could not be that of
-    samples; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
+    The changes are pending until the next :func:`sync`, if there is one. RemovalError if no set of samples has the
+    resulting sums; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
     """
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
@@ -366,7 +367,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
-        head._solve()  # what is pending and doubtful is not this call's fault
+        head._solve()  # report bad pending removals before this call changes anything
         total, changed = sums_of(head).zero(), _rows_of(deltas, head._rows.key)
         for delta in deltas:
             total.merge(delta.statistics.to(head.device))
@@ -418,9 +419,9 @@ def _add_sums(head: LSSVMHead, total: Statistics, changed: RowCounts | None) -> 
 
 @exactly
 def agree(target: Any) -> LSSVMHead:
-    """Declare that what this head holds now is what all ranks hold: nothing is pending. Runs no collective.
+    """Declare that all ranks hold the same samples as this head, so that nothing is pending. Runs no collective.
 
-    For a head that every rank loaded from one file, or got as a copy; the next :func:`sync` checks that they are the same.
+    Call it on every rank after loading one file or copying one head; the next :func:`sync` checks that the heads are equal.
     """
     with locked(target):
         head = head_of(target)
@@ -440,7 +441,7 @@ class Status(NamedTuple):
 
 @exactly
 def status(target: Any) -> Status:
-    """Tell where a head stands between its ranks. Runs no collective.
+    """Return the last agreed state of a head, and whether changes are pending. Runs no collective.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> head = LSSVMHead(2, 2, grid=FixedPoint(1.0)).add(torch.eye(2), torch.tensor([0, 1]))

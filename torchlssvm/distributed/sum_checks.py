@@ -1,4 +1,4 @@
-"""Checks of sums: that they can be those of samples, and that enough samples are in them."""
+"""Checks that sums can come from actual samples, and from enough of them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
 def least_samples(stats: Statistics, rows: RowCounts | None) -> int | None:
     """Bound from below the number of distinct samples in the sums of any class; None when nothing changed.
 
-    Weights do not count, and neither does what was added and removed again. ``rows``: the samples; without them, 1 is all that
-    is known.
+    Weights do not count, and neither do samples that were added and removed again. ``rows``: the samples. Without ``rows`` the
+    bound is 1.
     """
     stats.canonicalize()
     if stats.empty:
@@ -54,6 +54,6 @@ def check_enough(stats: Statistics, rows: RowCounts | None, min_samples: int) ->
         unknown = "" if rows is not None else " (single samples are not known here: sums were merged from a file)"
         raise ValueError(
             f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
-            f"min_samples={min_samples}: sums of few samples give them away, whatever their weight. Wait for more, or lower "
+            f"min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or lower "
             "min_samples."
         )

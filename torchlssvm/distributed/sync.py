@@ -1,4 +1,4 @@
-"""``sync`` and ``reduce_to``: the changes pending on all ranks become what they agree on, all or none.
+"""``sync`` and ``reduce_to``: add the pending changes of all ranks to the agreed state, all or none.
 
 Five steps, each the same on all ranks:
 
@@ -73,7 +73,7 @@ def sync(
     Args:
         head: an ``LSSVMHead`` with a grid, the same on all ranks, or what ``attach`` returns.
         group: a process group.
-        delta: changes to include with those of the head, e.g. removals of samples that are not here. It is taken once.
+        delta: further changes to send, e.g. removals of samples that this rank does not hold. A delta can be used once.
         fingerprint: must be the same on all ranks; by default that of the backbone, if ``head`` has one.
         min_samples: refuse to send sums of fewer distinct samples in any class.
 
@@ -98,8 +98,8 @@ def reduce_to(
 ) -> Any:  # fmt: skip
     """As :func:`sync`, but the changes of all ranks go to the head of one ``rank`` of the group (algorithm 5's master).
 
-    The other ranks keep what was agreed on before; their changes have left them. Their heads and the master's no longer agree,
-    so ``sync`` refuses them; continue with ``reduce_to`` the same rank.
+    The other ranks return to the state agreed on before, since their changes are handed over. Their heads now differ from the
+    master's, so ``sync`` refuses them; continue with ``reduce_to`` to the same rank.
     """
     with locked(head, *sources(delta)):
         return _run(head, group, rank, delta, fingerprint, min_samples)
@@ -112,7 +112,7 @@ def _run(target: Any, group: Any, to: int | None, delta: Delta | None, fingerpri
     try:
         mine = Contribution(target, delta, fingerprint_of(target, fingerprint))
         message = mine.message(to, peers.size, least)
-    except Exception as error:  # whatever it is, the others wait for an answer: they raise it too
+    except Exception as error:  # any error: the other ranks wait for an answer, and raise it too
         message = problem_message(error)
     messages = peers.exchange(message)
     choices = compare(messages)
