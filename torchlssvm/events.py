@@ -1,7 +1,7 @@
-"""Corrections of data as plain values: what is to be added, removed, relabelled or replaced, and under which event id.
+"""Corrections of data as plain values: the samples to add, remove, relabel or replace, and an event id.
 
-An event knows nothing of a head or a store; ``SampleStore.apply`` carries it out. It is checked when it is made, and turns
-into primitives (for JSON, a queue, a checkpoint) and back:
+An event does not depend on a head or a store; ``SampleStore.apply`` applies it. Its fields are checked when you create it. You
+can convert it to primitives (for JSON, a queue, a checkpoint) and back:
 
 >>> event = Relabel(ids=["a", "b"], y=[3, 1], event_id="e1")
 >>> to_primitives(event)
@@ -10,9 +10,9 @@ into primitives (for JSON, a queue, a checkpoint) and back:
 True
 
 An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
-digits). Event ids stay in the journal permanently, so an event may not be named after its samples or their subjects.
+digits). Event ids stay in the journal permanently, so an event id must not contain the names of samples or subjects.
 
-Wherever a list is taken, so is a tensor, a NumPy array, or a pandas Series or DataFrame.
+Instead of a list you can always pass a tensor, a NumPy array, or a pandas Series or DataFrame.
 
 A head without a store does not keep its samples, so its events must carry them as they were added: ``x`` and ``y`` of a
 Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store keeps the samples and ignores these
@@ -43,7 +43,7 @@ LONGEST_NAME = 512
 CPU = torch.device("cpu")
 
 TELLING_CHARACTERS = 4
-"""Characters from which on a part of an event id may tell whose it is; shorter ids occur in any text."""
+"""Least length of a name that is searched for inside an event id; shorter names occur in any text."""
 
 TELLING_HEX_DIGITS = 12
 """The same for 32 hex digits, random or a hash: four of them are found in there by chance, twelve are not (1e-13)."""
@@ -66,7 +66,7 @@ def new_event_id() -> str:
 
 
 def casefolded(text: str) -> str:
-    """A text as names are compared where people write them: in whatever case, and in whatever form of Unicode.
+    """Normalize a text for comparing names, so that case and the form of Unicode do not matter.
 
     >>> casefolded("Zoe\u0308") == casefolded("ZO\u00cb")
     True
@@ -77,9 +77,9 @@ def casefolded(text: str) -> str:
 
 
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
-    """True if a text holds one of some ids and subjects, in whatever case and form of Unicode.
+    """True if a text contains one of the given ids and subjects, in any case and any form of Unicode.
 
-    Long names are looked for anywhere, names of any length among the words of the text and their parts.
+    Long names are searched for anywhere in the text; short names only among its words and parts of words.
 
     >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"])
     (True, False)
@@ -96,7 +96,7 @@ def holds_name(text: str, names: Iterable[str | None]) -> bool:
 
 
 def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
-    """A printable text that holds none of some ids and subjects, since it outlives them; ValueError if it does.
+    """Check a text that is kept after an erasure: ValueError unless it is printable and contains none of the names.
 
     Numbers of a few digits are allowed: a paragraph has dates and articles of laws.
     """
@@ -113,7 +113,7 @@ def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
 
 
 def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
-    """ValueError if an event id holds a sample's id or a subject, in whatever case: it outlives them in the journal."""
+    """ValueError if an event id contains a sample's id or a subject, in any case: it stays in the journal after an erasure."""
     if holds_name(event_id, names):
         raise ValueError(
             "event_id holds an id or the subject of its samples: it stays in the journal after an erasure. Choose another, or "
@@ -122,9 +122,9 @@ def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
 
 
 def check_text(value: Any, name: str) -> str:
-    """An id or a subject as an exact ``str``: not empty, can be encoded and is not too long; an integer as its digits.
+    """Check an id or a subject and return it as a ``str`` in Unicode form NFC; an integer becomes its digits.
 
-    Unicode has several ways to write one name; all become NFC here, so that they are one name everywhere.
+    Unicode has several ways to write one name; NFC makes them equal.
     """
     if isinstance(value, str):
         value = str.__str__(value)  # numpy's texts and enumerations are written as the text they hold
@@ -292,7 +292,7 @@ class Add(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Remove(EventBase):
-    """Unlearn and erase samples: some by their ids, or all of a subject. x, y: as they were added, where there is no store."""
+    """Unlearn and erase samples: some by their ids, or all of a subject. x, y: as they were added; needed without a store."""
 
     kind: ClassVar[str] = "remove"
 
@@ -311,7 +311,7 @@ class Remove(EventBase):
 class Relabel(EventBase):
     """Give samples new labels (B,) or targets (B, K), by ids, or by subject in the order they were added (or one for all).
 
-    x, y_old: as they were added, where there is no store.
+    x, y_old: the samples as they were added; needed without a store.
     """
 
     kind: ClassVar[str] = "relabel"
@@ -334,7 +334,7 @@ class Relabel(EventBase):
 class Replace(EventBase):
     """Exchange the features x (B, J) of samples, and their labels if y is given; ids, subject and commitments stay.
 
-    x_old, y_old: as they were added, where there is no store.
+    x_old, y_old: the samples as they were added; needed without a store.
     """
 
     kind: ClassVar[str] = "replace"
@@ -377,7 +377,7 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
-    """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError when it is no event."""
+    """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError if the data is not an event."""
     if not isinstance(data, Mapping) or data.get("kind") not in list(EVENT_CLASSES):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(EVENT_CLASSES)}; got {found!r}")

@@ -23,10 +23,10 @@ SampleArguments = tuple[Any, ...]
 
 
 class SampleAdapter:
-    """Samples that are added, removed, relabelled and replaced under the caller's names, over a machine with such verbs.
+    """Adds, removes, relabels and replaces the samples of a machine under the caller's names.
 
-    A machine removes by ids when it has ``ids``, or when its ``add`` returns some; another one is given x (B, ...) and
-    y (B, ...) again, as they were added. Each call is done as a whole, or raises and changes nothing.
+    If the machine has ``ids``, or its ``add`` returns ids, samples are removed by id. Otherwise pass x (B, ...) and y (B, ...)
+    again, as they were added. Each call either completes, or raises and changes nothing.
 
     Args:
         machine: a head, ``Statistics``, a ``Delta``, a kernel machine, or anything with the same verbs.
@@ -51,7 +51,7 @@ class SampleAdapter:
 
     @property
     def count(self) -> int:
-        """Number of samples the machine holds, named here or not; 0 for a machine that does not tell."""
+        """Number of samples the machine holds, with or without a name; 0 if the machine does not report it."""
         for name in ("ids", "n"):
             value = getattr(self.machine, name, None)
             if value is not None:
@@ -59,7 +59,7 @@ class SampleAdapter:
         return len(self.machine) if hasattr(self.machine, "__len__") else 0
 
     def find(self, name: Hashable) -> Any:
-        """Return the machine's id of a sample, or None; one added to the machine itself goes by its number, as text."""
+        """Return the machine's id of a sample, or None. A sample added directly to the machine has its id, as text, as name."""
         if name in self.ids or not (isinstance(name, str) and name.isdecimal()):
             return self.ids.get(name)
         number = int(name)
@@ -121,7 +121,7 @@ class SampleAdapter:
             self.ids.update(zip(listed(added[0]), listed(given), strict=True))
 
     def clear(self) -> None:
-        """Empty the machine, of samples that are not named here too."""
+        """Remove all samples from the machine, including those without a name."""
         if not self.by_ids:
             self.machine.clear()
         elif self.count:

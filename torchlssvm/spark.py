@@ -1,4 +1,4 @@
-"""The statistics of a head as a map-reduce job on Spark, with the digest that torch.distributed gives.
+"""The statistics of a head as a map-reduce job on Spark, with the same digest as with torch.distributed.
 
 Each partition is summed by a :class:`~torchlssvm.Statistics` on its worker, so workers need this package too. Needs pyspark
 (``pip install torchlssvm[spark]``) and Java.
@@ -22,7 +22,7 @@ from torchlssvm.statistics import Statistics
 __all__ = ["statistics_from"]
 
 BATCH_ROWS = 1024
-"""Single samples that are summed at a time."""
+"""Number of single samples that are summed at a time."""
 
 
 def statistics_from(
@@ -40,7 +40,7 @@ def statistics_from(
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.
         in_features: J.
         num_classes: K.
-        grid: that of the head: a :class:`~torchlssvm.FixedPoint` or a number, its limit; ``"auto"`` takes a pass of its own.
+        grid: that of the head: a :class:`~torchlssvm.FixedPoint` or a number, its limit; ``"auto"`` needs an extra pass.
         per_class: as in the head (True with class weights).
         columns: of a DataFrame: the features (an array or a vector) and the label.
         depth: of the tree in which partial sums are added.
@@ -107,7 +107,7 @@ def _tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def _largest(samples: Iterable[Any], J: int, normalize: str | None) -> list[float | Exception]:
-    """The largest finite magnitude in a partition, or what is wrong with its samples."""
+    """The largest finite magnitude in a partition, or the error that its samples cause."""
     found = 0.0
     try:
         for x, _ in _blocks(samples, J):
@@ -119,7 +119,7 @@ def _largest(samples: Iterable[Any], J: int, normalize: str | None) -> list[floa
 
 
 def _sum(samples: Iterable[Any], empty: Statistics) -> list[Statistics | Exception]:
-    """The sums of a partition, or what is wrong with its samples."""
+    """The sums of a partition, or the error that its samples cause."""
     stats = empty.copy()
     try:
         for x, y in _blocks(samples, stats.in_features):
@@ -130,7 +130,7 @@ def _sum(samples: Iterable[Any], empty: Statistics) -> list[Statistics | Excepti
 
 
 def _add(a: Statistics | Exception, b: Statistics | Exception) -> Statistics | Exception:
-    """Add the sums of two partitions; the first problem wins."""
+    """Add the sums of two partitions, or return the first error."""
     if isinstance(a, Exception) or isinstance(b, Exception):
         return a if isinstance(a, Exception) else b
     try:
