@@ -26,7 +26,7 @@ __all__ = [
 class TorchLSSVMError(Exception):
     """The base of every error that this library names.
 
-    Catch it to handle whatever the library refuses on its own account. Plain mistakes in a call (a wrong shape, an
+    Catch it to handle every error that is specific to this library. Plain mistakes in a call (a wrong shape, an
     unknown option, a label out of range) raise the built-in ``ValueError`` or ``RuntimeError`` instead.
     """
 

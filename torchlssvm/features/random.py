@@ -12,7 +12,7 @@ from torchlssvm.functional import checks, projection
 
 
 class RandomProjection(nn.Module):
-    """The base: whole-number weights (J, M), which no ``.half()`` changes, drawn from a seed and saved with the module."""
+    """The base: integer weights (J, M), drawn from a seed and saved with the module; ``.half()`` does not change them."""
 
     weight: Tensor
 
@@ -66,7 +66,7 @@ class RandomFourier(RandomProjection):
     """phi(x) = sqrt(2/M) cos(x W sqrt(2 gamma) + t), so that phi(x) . phi(z) is near exp(-gamma |x - z|^2) (Rahimi and Recht).
 
     Give sigma or gamma, as for :class:`torchlssvm.kernels.RBF`. The error falls as 1/sqrt(M). The projection is exact; the
-    last bit of the cosine is that of the device.
+    last bit of the cosine depends on the device.
 
     Example:
         >>> import torch

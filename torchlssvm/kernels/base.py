@@ -14,7 +14,7 @@ TILE_BYTES = 2**23
 
 
 class Kernel(nn.Module):
-    """The base of all kernels: a subclass gives :meth:`gram`, and numbers to be saved in ``options``.
+    """The base of all kernels: a subclass defines :meth:`gram`, and lists the numbers to save in ``options``.
 
     >>> import torch
     >>> from torchlssvm.kernels import RBF, Linear
@@ -36,7 +36,7 @@ class Kernel(nn.Module):
         return x
 
     def version(self) -> tuple[Any, ...]:
-        """Return what differs after any option or parameter of the kernel has been changed."""
+        """Return a value that changes whenever an option or parameter of the kernel changes."""
         options = [
             getattr(part, name)
             for part in self.modules()

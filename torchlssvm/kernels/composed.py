@@ -35,7 +35,7 @@ class Sum(Kernel):
         return torch.cat([first, second], 1)
 
     def floats(self, J: int) -> int:
-        """One part's result is kept while the other is worked out."""
+        """Memory: one part's result is kept while the other is computed."""
         return 2 + max(self.first.floats(J), self.second.floats(J))
 
     def parts(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class Custom(Kernel):
         self.function = function
 
     def floats(self, J: int) -> int:
-        """A guess: a few temporaries of the result's size."""
+        """An estimate: a few temporaries of the result's size."""
         return 8
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class RowCache:
 class GramRows:
     """Rows x of samples on their device, or their Gram matrix if it is precomputed, and rows of K computed from them.
 
-    One machine has it, or several that hold the same samples: a row is then computed once for all of them. Values in free
-    positions mean nothing.
+    Several machines that hold the same samples can share one object: each row is then computed once for all of them. Values in
+    free positions are undefined.
 
     RBF on the host is computed here, for speed and to all digits: by the expanded square of x shifted by a centre, so that a
     common offset costs no digits, and by differences for samples that are far from the centre.

@@ -371,7 +371,7 @@ class LSSVMClassifier(LinearClassifier):
     **Fewer samples than features**, n < J and J > 512, are solved in the dual: the estimator keeps its rows, dense or sparse,
     on the grid, until ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. It takes 4 n J + 8 n^2 bytes
     and n^2 J + n^3 operations to fit. Then sums are formed, which take 4 J^2 bytes, and 8 J^2 to solve. ``normalize``,
-    ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always have sums. X may be sparse (scipy's or
+    ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always use sums. X may be sparse (scipy's or
     torch's CSR).
 
     Args:

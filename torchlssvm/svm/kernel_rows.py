@@ -58,7 +58,7 @@ class KernelRows:
         s.root[at] = np.sqrt(np.maximum(self.gram.diagonal(self.in_gram(at)), 0.0))
 
     def erase(self, at: Array) -> None:  # (k,)
-        """Set all entries of these samples to zero; shared ones are for their owner to erase."""
+        """Set all entries of these samples to zero; rows in a shared ``gram`` are erased by its owner."""
         if self.places is None:
             self.gram.erase(at)
 

@@ -376,7 +376,7 @@ class MarginSet:
         return row
 
     def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
-        """Make these samples the margin vectors, with these coefficients; R is of no use where they are dependent."""
+        """Make these samples the margin vectors, with these coefficients; R is unusable if they are dependent."""
         self.clear(_slots(len(positions)), b)
         if len(positions):
             self.a[self._fill_slots(positions, rows)] = a
@@ -525,7 +525,7 @@ class MarginSet:
         return used, self.A[np.ix_(used, used)] * D * D[:, None], D
 
     def invert_A(self) -> None:
-        """Compute R from A whatever the margin vectors are; it is of no use where they are dependent."""
+        """Compute R from A for any margin vectors; if they are linearly dependent, R is unusable."""
         self._R[:] = 0.0
         self._R_is_made, self._factored, self._pending = True, None, 0
         used, A, D = self._equilibrated()

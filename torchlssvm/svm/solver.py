@@ -98,7 +98,7 @@ class PathSolver:
     ) -> Callable[[], None]:
         """Solve with new samples under these ids, and without those in positions ``leaving``, which are to be erased next.
 
-        Returns a function that undoes it, as long as they are not.
+        Returns a function that undoes the change. Call it only before the leaving samples are erased.
         """
         new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
         if len(new) == 1 and not len(leaving) and len(self.margin):
@@ -142,7 +142,7 @@ class PathSolver:
     def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
         """Solve with new samples, and without those that are leaving, which keep their positions.
 
-        Few samples follow the path, more are pivoted, many are solved from the start. Nothing is put back if that fails.
+        Few samples follow the path, more are pivoted, many are solved from scratch. If that fails, the state is not restored.
         """
         s = self.samples
         s.u[leaving] = 0.0
@@ -493,7 +493,7 @@ class PathSolver:
         return followed
 
     def _solve_from_present_sets(self) -> None:
-        """Solve with the present sets as a start; nothing else of the state need be right."""
+        """Solve again, starting from the present sets; the rest of the state may be wrong."""
         if self.samples.has_both_classes():
             start = self._feasible_alpha()
             self.margin.clear(b=self.margin.b)
@@ -512,7 +512,7 @@ class PathSolver:
                 self._solve_from_present_sets()
 
     def resume(self, margin: Array, b: float) -> None:  # (s,) positions
-        """Go on from saved coefficients and sets, and solve from these sets if they do not pass the certificate."""
+        """Continue from saved coefficients and sets; if they do not pass the certificate, solve starting from these sets."""
         s = self.samples
         self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
         self._recompute_rest()
