@@ -1,5 +1,7 @@
 """LayerTaps: which layers are found, how they are pooled, and that each feature is a function of one sample alone."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -134,3 +136,23 @@ def test_what_has_no_layers():
         LayerTaps(nn.Linear(3, 2))
     with pytest.raises(ValueError, match="example="):
         LayerTaps(nn.Sequential(nn.Flatten(), nn.ReLU()))
+
+
+def test_threads_share_a_network() -> None:
+    """Each thread gets the features of its own batch, whatever the others run through the same layers."""
+    torch.manual_seed(0)
+    network = nn.Sequential(*[nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()) for _ in range(6)])
+    taps = LayerTaps(network, [str(i) for i in range(6)], example=torch.randn(2, 3, 16, 16))
+    batches = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    expected = [taps(x) for x in batches]
+    wrong: list[int] = []
+
+    def run(i: int) -> None:
+        wrong.extend(i for _ in range(60) if not torch.allclose(taps(batches[i]), expected[i], atol=1e-6))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

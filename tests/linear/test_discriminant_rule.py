@@ -69,7 +69,8 @@ def test_merges_relabels_saves_and_grows(samples):
     with pytest.raises(RuntimeError, match="rule"):
         make(rule="least_squares").load_state_dict(head.state_dict())
     head.add_classes(1)
-    assert torch.isneginf(head(x)[:, K]).all()
+    assert (head(x)[:, K] < -1e29).all()
+    assert torch.equal(head.predict(x), loaded.predict(x))
     torch.testing.assert_close(head(x)[:, :K], loaded(x), rtol=1e-9, atol=1e-9)
 
 
@@ -109,3 +110,31 @@ def test_what_the_discriminant_refuses(samples):
     head = make().add(x, y)
     with pytest.raises(ValueError, match="least_squares"):
         head.influence(x, y, x[:5], y[:5])
+
+
+def test_classes_with_one_sample_or_none():
+    x, y = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
+    y[0] = 2
+    head = LSSVMHead(2, 4, rule="lda").add(x, y)
+    assert head.calibrate(x, y).predict_proba(x).isfinite().all()
+    assert head.calibrate(x, y, groups=y).predict_proba(x).isfinite().all()
+    alone = LSSVMHead(2, 3, rule="lda", rho=1.0).add(x[:6], torch.ones(6, dtype=torch.long))
+    assert alone.predict(x).tolist() == [1] * 90
+    one_each = LSSVMHead(2, 3, rule="lda", rho=1.0).add(x[:3], torch.arange(3))
+    assert one_each.predict(x[:3]).tolist() == [0, 1, 2]
+
+
+def test_a_class_that_is_emptied_from_float_sums():
+    x, y = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(30) % 3
+    head = LSSVMHead(3, 3, grid=None, rule="lda", rho=1.0, normalize="l2").add(x, y)
+    for i in (y == 0).nonzero()[:, 0].tolist():
+        head.remove(x[i : i + 1], y[i : i + 1])
+    assert head(x).isfinite().all()
+    assert (head.predict(x) > 0).all()
+
+
+def test_auto_is_least_squares_for_float_targets():
+    x, t = torch.randn(80, 5), torch.randn(80, 3)
+    head = LSSVMHead(5, 3, rule="auto", rho=1.0).add(x, t)
+    assert head.rule == "least_squares"
+    assert torch.equal(head(x), LSSVMHead(5, 3, rho=1.0, grid=head.grid).add(x, t)(x))

@@ -136,3 +136,19 @@ def test_a_store_with_a_head_on_a_gpu(tmp_path):
     with SampleStore(tmp_path / "s", device="cuda") as again:
         assert again.head.device.type == "cuda"
         assert again.head.digest() == fresh.digest()
+
+
+def test_a_chosen_rho_and_a_kept_calibration_forget_too(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(60, 6, generator=generator), torch.arange(60) % 3
+    x[:, 0] += 2 * y
+    owners = [f"u{i // 10}" for i in range(60)]
+    with SampleStore(tmp_path / "s", head=MarginHead(6, 3, grid=16.0)) as store:
+        store.apply(Add(ids=list(range(60)), x=x, y=y, subject=owners))
+        _ = store.head.w
+        store.calibrate(keep=True)
+        files = {"receipt": tmp_path / "r.json", "certificate": tmp_path / "c.json"}
+        store.erase(subjects=["u1", "u3"], compact=True, **files)
+        keep = [i for i, owner in enumerate(owners) if owner not in ("u1", "u3")]
+        assert store.head.rho == MarginHead(6, 3, grid=16.0).add(x[keep], y[keep]).rho
+        assert verify(files["certificate"], head=store.head, store=store, allow_unsigned=True)

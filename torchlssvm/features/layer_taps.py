@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -157,9 +158,13 @@ class LayerTaps(nn.Module):
     def _run(self, batch: Any, names: Iterable[str], use: Callable[[str, Tensor], None]) -> None:
         """Run the network, and give each output of the named modules to ``use``; a module's second call is called "name:2"."""
         calls: dict[str, int] = {}
+        compiling = torch.compiler.is_compiling()
+        thread = 0 if compiling else threading.get_ident()
 
         def hook_of(name: str) -> Callable[..., None]:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                if not compiling and threading.get_ident() != thread:
+                    return  # another thread runs the same network
                 output = output[0] if isinstance(output, tuple | list) else output
                 calls[name] = calls.get(name, 0) + 1
                 if isinstance(output, Tensor) and output.ndim in (2, 3, 4):

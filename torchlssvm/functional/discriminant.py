@@ -50,7 +50,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = -inf.
+    A class without samples gets zero weights and b = ABSENT.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -60,9 +60,13 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
     eye = torch.eye(len(counts), dtype=W.dtype, device=W.device)
     V = torch.linalg.solve(eye - NG, U, left=False)  # (S_w + rho I)^-1 M^T
     n = counts.sum()
-    w = V * (n * (1 + rho * W.shape[0] / trace))
+    w = V * (n * _inflation(rho * W.shape[0], trace))
     b = (counts / n).log() - m @ w - 0.5 * (M.mT * w).sum(0)
-    return w, torch.where(present, b, torch.full_like(b, -torch.inf))
+    return w, torch.where(present, b, torch.full_like(b, ABSENT))
+
+
+ABSENT = -1e30
+"""Score of a class without samples: below any other, and finite, so that it can be compared and calibrated."""
 
 
 class WithinClass(NamedTuple):
@@ -94,7 +98,7 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
 def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     """Scores (R, K) of samples, each without itself, at a fixed rho. x: (R, J); y: labels (R,); t: weights (R,).
 
-    If a sample is the only one of its class, that class is empty without it and scores -inf.
+    If a sample is the only one of its class, that class is empty without it and scores below all others.
     """
     means, counts = system.means, system.counts
     Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
@@ -146,6 +150,12 @@ def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Ten
 def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: float, J: int) -> Tensor:
     """Scores (R, K) from mu_k^T B^-1 x and mu_k^T B^-1 mu_k. left: weights of the classes (R, K)."""
     n = left.sum(1)
-    scale = n * (1 + rho * J / trace)
+    scale = n * _inflation(rho * J, trace)
     scores = scale[:, None] * (linear - 0.5 * square) + (left / n[:, None]).log()
-    return torch.where(left > 0, scores, torch.full_like(scores, -torch.inf))
+    lowest = scores.masked_fill(left <= 0, torch.inf).amin(1, keepdim=True)
+    return torch.where(left > 0, scores, lowest - 1.0)
+
+
+def _inflation(ridge: Tensor | float, trace: Tensor) -> Tensor:
+    """1 / c = 1 + rho J / tr S_w, at most 1e6: samples that equal their class means leave the covariance without a scale."""
+    return (1 + ridge / trace.clamp(min=torch.finfo(trace.dtype).tiny)).clamp(max=1e6)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import module_hash
-from torchlssvm.errors import VerificationError
+from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
@@ -486,7 +486,14 @@ class AttachedClassifier(nn.Module):
             and getattr(self.head, "calibration", 0) is None
         ):
             self.calibrate()
-        probabilities: Tensor = self._ask("predict_proba", self.features(images))
+        features = self.features(images)
+        try:
+            probabilities: Tensor = self._ask("predict_proba", features)
+        except NotFittedError:  # an erasure by another thread, between the calibration and its use
+            if self.samples is None or self.samples.store.readonly:
+                raise
+            self.calibrate()
+            probabilities = self._ask("predict_proba", features)
         return probabilities
 
     def calibrate(self, images: Any = None, y: Tensor | None = None, method: str | None = None) -> Self:

@@ -25,11 +25,13 @@ minus that of least squares in points: Banking77 (5 features per class) +2.2, di
 pixels (78) +1.6, CIFAR-10 (128) -0.2."""
 
 
-def resolve_rule(rule: str, in_features: int, num_classes: int) -> str:
-    """The rule in use: ``"auto"`` is ``"lda"`` for three classes or more and at most 100 features for each of them."""
+def resolve_rule(rule: str, stats: Statistics) -> str:
+    """The rule in use: ``"auto"`` is ``"lda"`` for labels of three or more classes and at most 100 features per class."""
     if rule != "auto":
         return rule
-    return "lda" if num_classes >= 3 and in_features <= COLUMNS_PER_CLASS * num_classes else "least_squares"
+    K, J = stats.num_classes, stats.in_features
+    few = K >= 3 and J <= COLUMNS_PER_CLASS * K
+    return "lda" if few and stats.kind != "values" else "least_squares"
 
 
 class ClassMeans(NamedTuple):
@@ -57,9 +59,12 @@ def class_means(stats: Statistics, weights: Tensor | None) -> ClassMeans:
     c = (V.sum(0).to(torch.float64) / n.sum().to(torch.float64)).round().to(V.dtype)
     s = (V - n[:, None] * c).to(torch.float64)  # sums of q - c by class
     per_class = weights if weights is not None else torch.ones_like(n, dtype=torch.float64)
-    present = n.to(torch.float64).clamp(min=1.0 if stats.exact else torch.finfo(torch.float64).tiny)
-    counts = per_class * n
-    offset = s / present[:, None]
+    count = n.to(torch.float64)
+    held = count > (0.0 if stats.exact else 1e-9 * float(count.sum()))  # float sums of an emptied class may not be zero
+    counts = torch.where(held, per_class * count, torch.zeros_like(count))
+    offset = torch.where(
+        held[:, None], s / torch.where(held, count, torch.ones_like(count))[:, None], torch.zeros_like(s)
+    )
     mean = counts @ offset / counts.sum()
     if weights is None:
         squares = (stats.diagonal().sum(0) - c * (2 * V.sum(0) - n.sum() * c)).to(torch.float64)

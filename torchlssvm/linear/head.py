@@ -168,7 +168,7 @@ class LSSVMHead(LinearHead):
     @property
     def rule(self) -> str:
         """The rule in use: "least_squares" or "lda"."""
-        return resolve_rule(self._options.rule, self.in_features, self.num_classes)
+        return resolve_rule(self._options.rule, self.statistics)
 
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]

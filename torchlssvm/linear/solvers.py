@@ -200,8 +200,7 @@ class SharedSolver:
                 raise
             self.solve(doubtful)
         w, b = real_weights(self.solution, self.options, self.stats.in_features, self.standard)
-        rule = resolve_rule(self.options.rule, self.stats.in_features, self.stats.num_classes)
-        if rule != "lda" or self.stats.empty:
+        if self.stats.empty or resolve_rule(self.options.rule, self.stats) != "lda":
             return w, b
         weights = normal.class_weights(self.options.class_weight, self.stats.counts)
         return discriminant_weights(self.stats, self.options.rho, weights, self.standard, w)

@@ -39,7 +39,6 @@ from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
-from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.kinds import HEAD_TYPES
@@ -656,7 +655,7 @@ class SampleStore:
                 with self._db.transaction(), head._lock:
                     self.live.prepare()
                     change(head)
-                    if choose_rho and isinstance(head, LSSVMHead):
+                    if choose_rho:
                         head._refresh_rho()
                     self._calibrate_again()
                     options = self.live.save_options()

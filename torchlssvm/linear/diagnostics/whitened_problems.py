@@ -83,7 +83,7 @@ class HeadView:
     @property
     def rule(self) -> str:
         """The rule in use: "least_squares" or "lda"."""
-        return resolve_rule(self.options.rule, self.in_features, self.num_classes)
+        return resolve_rule(self.options.rule, self.statistics)
 
     def require_least_squares(self, name: str) -> None:
         """ValueError unless the weights come from least squares."""
