@@ -1,7 +1,7 @@
 """Solvers that turn statistics into weights: one shared system, or one system per pair of classes.
 
 A solver decides when to apply Theorem 1 and when to solve from statistics. It holds caches only: everything it returns can
-be rebuilt from the statistics. (The compact form has a solver without statistics, :mod:`torchlssvm.linear.compact_solver`.)
+be rebuilt from the statistics.
 """
 
 from __future__ import annotations
