@@ -84,14 +84,16 @@ def script(path: Path, body: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize("broken", ["python3", "pip", "pytest", "ruff", "mypy", "sphinx-build", "python", None])
+@pytest.mark.parametrize(
+    "broken", ["python3", "pip", "pytest", "ruff", "codespell", "mypy", "sphinx-build", "python", None]
+)
 def test_ci_stops_at_the_first_failure(tmp_path: Path, broken: str | None) -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
     script(tmp_path / "clone" / ".ci" / "run", "")
     shutil.copy(ci, tmp_path / "clone" / ".ci" / "run")
     (tmp_path / "shared" / "data").mkdir(parents=True)
-    order = ["python3", "pip", "pytest", "ruff", "mypy", "sphinx-build", "python"]
+    order = ["python3", "pip", "pytest", "ruff", "codespell", "mypy", "sphinx-build", "python"]
     for tool in order:
         folder = tmp_path / "path" if tool == "python3" else tmp_path / "clone" / ".venv" / "bin"
         script(folder / tool, f'echo {tool} "$TORCHLSSVM_DATA"\nexit {3 if tool == broken else 0}')
