@@ -1,0 +1,436 @@
+"""An HTTP service over one store: classify, learn, relabel, erase by subject, fetch the certificate.
+
+    export ERASURE_READER_TOKEN=... ERASURE_WRITER_TOKEN=... ERASURE_OFFICER_TOKEN=...   # openssl rand -hex 24
+    python recipes/erasure_service.py STORE --outbox OUTBOX --key key.pem --suppression-list erased.list --port 8000
+    python recipes/erasure_service.py STORE --outbox OUTBOX --readonly --port 8001       # as many of these as you like
+
+One thread works with the store. Predictions come from a copy of the head, which that thread replaces after each change, so they
+never wait for a change. A process with ``--readonly`` follows the store and only answers predictions.
+
+A request for erasure is in the store, on the disk, before it is acknowledged. The service then erases, writes the receipt,
+compacts, writes the certificate and closes the request. After a crash it does what is missing when it starts.
+"""
+
+import argparse
+import asyncio
+import copy
+import fcntl
+import hmac
+import logging
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict
+
+from torchlssvm.errors import NotFittedError, RemovalError, StoreBusyError, StoreDiskError, StoreError, SuppressedError
+from torchlssvm.events import Add, Relabel
+from torchlssvm.store import ErasureRequest, SampleStore
+
+log = logging.getLogger("erasure_service")
+
+ROLES = ("reader", "writer", "officer")
+OPERATOR = "erasure service"  # marks the requests of this service; those from the command line are left alone
+SECONDS_BETWEEN_TRIES = 5.0  # after which an erasure that failed is tried again
+SECONDS_BETWEEN_LOOKS = 0.2  # after which a process that only reads looks for changes
+STATUS_OF_ERROR = {
+    SuppressedError: 409,
+    NotFittedError: 409,
+    RemovalError: 404,
+    StoreBusyError: 503,
+    StoreDiskError: 507,
+    StoreError: 500,
+    ValueError: 422,
+}
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Unclassified(Body):
+    """Rows of features, or whatever ``featurize`` takes, such as texts."""
+
+    x: list[Any]
+
+
+class NewLabels(Body):
+    """Samples by their ids, with names or numbers of classes."""
+
+    ids: list[str]
+    labels: list[str | int]
+
+
+class Samples(NewLabels, Unclassified):
+    """Samples to learn, each with the person it is about."""
+
+    subjects: list[str]
+
+
+class Person(Body):
+    """The subject to erase. The reason is kept after the erasure, so it may not name the subject."""
+
+    subject: str
+    reason: str = "Art. 17 GDPR"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The state of the store that answers are given from."""
+
+    head: Any
+    classes: list[str]
+    position: int
+    requests: dict[str, ErasureRequest]
+
+
+class Service:
+    """The store, the one thread that works with it, and the state that was published last."""
+
+    def __init__(
+        self,
+        store: Path,
+        outbox: Path,
+        *,
+        key: Path | None = None,
+        suppression_list: Path | None = None,
+        readonly: bool = False,
+    ):
+        self.outbox, self.key, self.readonly = outbox, key, readonly
+        self.thread = ThreadPoolExecutor(1, "store")
+        self.problems: dict[str, str] = {}  # by the id of a request, or by what was attempted
+        self.metrics = CollectorRegistry()
+        self.prediction_seconds = Histogram("classify_seconds", "Time of a prediction", registry=self.metrics)
+        self.samples = Gauge("store_samples", "Samples that the classifier has learned", registry=self.metrics)
+        self.open = Gauge("erasure_requests_open", "Requests that are not answered", registry=self.metrics)
+        self.overdue = Gauge("erasure_requests_overdue", "Open requests whose last day is past", registry=self.metrics)
+        self.erasures = Counter("erasures", "Requests erased, compacted and certified", registry=self.metrics)
+        self.failures = Counter("erasure_failures", "Attempts that failed", registry=self.metrics)
+        if readonly:
+            self.store = SampleStore(store, readonly=True)
+            self.publish()
+        else:
+            self.lock = lock_for_writing(store)
+            outbox.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.store = SampleStore(store, suppression_list=suppression_list)
+            self.publish()
+            self.catch_up()
+            if suppression_list is not None and self.store.use_suppression_list(suppression_list):
+                raise StoreError(f"{store} holds suppressed samples: run torchlssvm suppression apply first")
+
+    def close(self) -> None:
+        """Do the work that waits, then close the store."""
+        self.thread.shutdown()
+        self.store.close()
+        if not self.readonly:
+            os.close(self.lock)
+
+    def publish(self) -> None:
+        """Replace the state that answers are given from."""
+        with self.store.view():
+            head, position = copy.deepcopy(self.store.head), self.store.position
+            requests = {request.id: request for request in self.store.requests.all()}
+            published = Published(head, self.store.classes, position, requests)
+        if head.n:
+            head.predict(torch.zeros(1, head.in_features))  # solves here, so that the first caller does not wait
+        self.published = published
+        self.samples.set(head.n)
+        self.open.set(sum(request.open for request in requests.values()))
+        self.overdue.set(sum(request.overdue for request in requests.values()))
+
+    def classify(self, x: torch.Tensor) -> dict[str, Any]:
+        """Classes and scores of rows (B, J)."""
+        now = self.published
+        labels = now.head.predict(x).tolist()
+        classes = [now.classes[label] if now.classes else label for label in labels]
+        return {"classes": classes, "scores": now.head(x).tolist(), "position": now.position}
+
+    # -- changes, in the thread of the store ---------------------------------------------------------------------------
+
+    async def change(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Let the thread of the store do some work and publish the result."""
+        if self.readonly:
+            raise HTTPException(405, "this process only reads: ask the one that writes")
+
+        def work_and_publish() -> Any:
+            result = work(*arguments)
+            self.publish()
+            return result
+
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work_and_publish)
+
+    def learn(self, given: Samples, x: torch.Tensor) -> dict[str, int]:
+        """Learn the samples that are not held yet, so that a client may repeat a call."""
+        event = Add(ids=given.ids, x=x, y=self.class_numbers(given.labels), subject=given.subjects)
+        new = self.store.without_held(event)
+        learned = 0 if new is None else self.store.apply(new).samples
+        return {"learned": learned, "held_before": len(given.ids) - learned}
+
+    def relabel(self, given: NewLabels) -> dict[str, int]:
+        """Correct labels."""
+        event = Relabel(ids=given.ids, y=self.class_numbers(given.labels))
+        return {"relabelled": self.store.apply(event).samples}
+
+    def class_numbers(self, labels: Sequence[str | int]) -> list[int]:
+        """The numbers of classes that are given by name or by number."""
+        classes = self.store.classes
+        for label in labels:
+            if isinstance(label, str) and label not in classes:
+                raise ValueError(f"there is no class {label!r}; the classes are {classes}. Nothing was changed.")
+        return [classes.index(label) if isinstance(label, str) else label for label in labels]
+
+    def open_request(self, person: Person) -> ErasureRequest:
+        """Open a request, or return the one that is open for this subject. It is durable when this returns."""
+        for request in self.open_requests():
+            if person.subject in request.named("subject"):
+                return request
+        if not self.store.find(subject=person.subject):
+            raise RemovalError("nothing is held of this subject")
+        request = self.store.requests.open(person.subject, reason=person.reason, operator=OPERATOR)
+        self.thread.submit(self.catch_up)
+        return request
+
+    # -- erasures ------------------------------------------------------------------------------------------------------
+
+    def open_requests(self) -> list[ErasureRequest]:
+        """The requests of this service that are not answered."""
+        return [request for request in self.store.requests.all() if request.open and request.operator == OPERATOR]
+
+    def catch_up(self) -> None:
+        """Finish open requests, and follow what other processes have changed. Never raises: failures show in ``/health``."""
+        self.attempt("catching up", self.follow if self.readonly else self.finish_erasures)
+
+    def follow(self) -> None:
+        """Publish if another process has changed the store."""
+        if self.store.position != self.published.position:
+            self.publish()
+
+    def finish_erasures(self) -> None:
+        """Do what is missing of all open requests: erase, then compact and certify. One compaction serves all of them."""
+        requests = self.open_requests()
+        self.problems = {request.id: self.problems[request.id] for request in requests if request.id in self.problems}
+        held = [request for request in requests if request.events or self.store.requests.still_held(request)]
+        erased = [request for request in held if self.attempt(request.id, self.erase, request)]
+        self.follow()  # predictions no longer use the erased samples
+        for request in erased:
+            if self.attempt(request.id, self.certify, request):
+                self.erasures.inc()
+        for request in requests:
+            if request not in held:
+                self.attempt(request.id, self.answer_without_samples, request)
+        if requests:
+            self.publish()
+
+    def attempt(self, what: str, step: Callable[..., None], *arguments: Any) -> bool:
+        """Take a step. If it fails, keep the message for the officer; the log has none, since it could name somebody."""
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.problems[what] = f"{type(error).__name__}: {error}"
+            self.failures.inc()
+            place = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s: %s failed with %s, will be repeated\n%s", what, step.__name__, type(error).__name__, place)
+            return False
+        self.problems.pop(what, None)
+        return True
+
+    def erase(self, request: ErasureRequest) -> None:
+        """Remove the samples and write the receipt."""
+        self.store.erase(request=request.id, receipt=self.document(request, "receipt"))
+
+    def certify(self, request: ErasureRequest) -> None:
+        """Destroy the bytes, unless a compaction has done so since the erasure, write the certificate, close the request."""
+        receipt, certificate = self.document(request, "receipt"), self.document(request, "certificate")
+        done = self.store.erase(
+            request=request.id, receipt=receipt, compact=True, certificate=certificate, key=self.key
+        )
+        if done.unfinished is not None:
+            raise done.unfinished
+        self.store.requests.close(request.id)
+
+    def answer_without_samples(self, request: ErasureRequest) -> None:
+        """Answer a request whose samples somebody else has erased, e.g. on the command line."""
+        self.store.compact()  # destroys their bytes
+        self.store.requests.close(request.id, "the samples were erased without this request")
+        self.store.compact()  # replaces the name in the request
+
+    def document(self, request: ErasureRequest, kind: str) -> Path:
+        """The file of the receipt or the certificate of a request."""
+        return self.outbox / f"{request.id}.{kind}.json"
+
+    async def keep_up(self) -> None:
+        """Catch up again and again."""
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS if self.readonly else SECONDS_BETWEEN_TRIES)
+            await asyncio.get_running_loop().run_in_executor(self.thread, self.catch_up)
+
+    # -- what the officer sees -----------------------------------------------------------------------------------------
+
+    def find_request(self, request_id: str) -> ErasureRequest:
+        """A request of this service, as it was published last; 404 if there is no such request."""
+        request = self.published.requests.get(request_id)
+        if request is None or request.operator != OPERATOR:
+            raise HTTPException(404, "there is no such request")
+        return request
+
+    def describe(self, request: ErasureRequest) -> dict[str, Any]:
+        """A request as the officer sees it."""
+        known = {"request": request.id, "state": request.state, "due": request.due, "steps": request.steps}
+        return known | {"answer": request.answer, "problem": self.problems.get(request.id)}
+
+
+def lock_for_writing(store: Path) -> int:
+    """Lock a file beside the store, so that there is one writer. The lock ends with the process, however it ends."""
+    file = os.open(f"{store.absolute()}.writer", os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise StoreBusyError(f"another service writes to {store}: start this one with --readonly") from None
+    return file
+
+
+def feature_rows(x: list[Any]) -> torch.Tensor:
+    """Rows of numbers as a tensor (B, J). To serve texts or images, give ``create_app`` a function with your network."""
+    if not all(isinstance(row, list) and all(type(v) in (int, float) for v in row) for row in x):
+        raise ValueError("x must be a list of rows, each a list of numbers")
+    if len({len(row) for row in x}) != 1:
+        raise ValueError("x must have one row or more, all of the same length")
+    return torch.tensor([[float(v) for v in row] for row in x], dtype=torch.float64)
+
+
+class RoleCheck:
+    """A dependency that lets some roles in: 401 without a valid token, 403 for another role."""
+
+    def __init__(self, tokens: Mapping[str, str], *allowed: str):
+        self.tokens = {role: tokens.get(role, "").encode() for role in ROLES}
+        self.allowed = allowed
+        if min(map(len, self.tokens.values())) < 16 or len(set(self.tokens.values())) < len(ROLES):
+            raise ValueError(f"give each of {', '.join(ROLES)} a token of its own with at least 16 characters")
+
+    async def __call__(
+        self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+    ) -> None:
+        token = b"" if given is None else given.credentials.encode()
+        role = next((role for role, known in self.tokens.items() if hmac.compare_digest(token, known)), None)
+        if role is None:
+            raise HTTPException(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        if role not in self.allowed:
+            raise HTTPException(403, f"this needs the token of: {', '.join(self.allowed)}")
+
+
+async def refuse_body(_: Request, error: Exception) -> JSONResponse:
+    """Say what is wrong with a body without repeating it: it may hold personal data."""
+    assert isinstance(error, RequestValidationError)
+    return JSONResponse({"detail": [{"where": e["loc"], "problem": e["msg"]} for e in error.errors()]}, 422)
+
+
+async def refuse(_: Request, error: Exception) -> JSONResponse:
+    """Answer with the library's message, and the status of the first class that fits the error."""
+    status = next(status for kind, status in STATUS_OF_ERROR.items() if isinstance(error, kind))
+    return JSONResponse({"detail": str(error)}, status)
+
+
+def create_app(
+    service: Service, tokens: Mapping[str, str], featurize: Callable[[list[Any]], torch.Tensor] = feature_rows
+) -> FastAPI:
+    """Make the application. It closes the service when it ends. ``tokens``: by role."""
+    everybody = [Depends(RoleCheck(tokens, *ROLES))]
+    writer = [Depends(RoleCheck(tokens, "writer"))]
+    officer = [Depends(RoleCheck(tokens, "officer"))]
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(service.keep_up())
+        yield
+        task.cancel()
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title="Erasure service", lifespan=lifespan)
+    app.add_exception_handler(RequestValidationError, refuse_body)
+    for kind in STATUS_OF_ERROR:
+        app.add_exception_handler(kind, refuse)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Tell whether something fails again and again, e.g. an erasure. Needs no token."""
+        return {"status": "failing" if service.problems else "ok", "position": service.published.position}
+
+    @app.get("/metrics", dependencies=everybody)
+    async def metrics() -> Response:
+        """Metrics in the text format of Prometheus."""
+        return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
+
+    @app.post("/classify", dependencies=everybody)
+    def classify(given: Unclassified) -> dict[str, Any]:
+        """Classes and scores of new samples."""
+        with service.prediction_seconds.time():
+            return service.classify(featurize(given.x))
+
+    @app.post("/samples", dependencies=writer)
+    async def learn(given: Samples) -> dict[str, int]:
+        """Learn samples. They are durable when this returns, and later predictions know them."""
+        x = await asyncio.to_thread(featurize, given.x)
+        return await service.change(service.learn, given, x)
+
+    @app.patch("/samples", dependencies=writer)
+    async def relabel(given: NewLabels) -> dict[str, int]:
+        """Correct labels."""
+        return await service.change(service.relabel, given)
+
+    @app.post("/erasures", status_code=202, dependencies=officer)
+    async def erase(person: Person) -> dict[str, Any]:
+        """Open a request for erasure. It is durable when this returns, and is then carried out."""
+        return service.describe(await service.change(service.open_request, person))
+
+    @app.get("/erasures/{request_id}", dependencies=officer)
+    async def state(request_id: str) -> dict[str, Any]:
+        """How far a request is. The state "answered" means erased, compacted and certified, unless there is an answer."""
+        return service.describe(service.find_request(request_id))
+
+    @app.get("/erasures/{request_id}/{kind}", dependencies=officer)
+    async def document(request_id: str, kind: str) -> FileResponse:
+        """The certificate, which you may hand out, or the receipt, which names the subject."""
+        request = service.find_request(request_id)
+        file = service.document(request, kind)
+        if kind not in ("certificate", "receipt") or not (request.open or file.exists()):
+            raise HTTPException(404, f"this request has no {kind}. {request.answer}")
+        if request.open:
+            raise HTTPException(409, f"the request is not finished yet: {request.state}")
+        return FileResponse(file, media_type="application/json")
+
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve a store that ``torchlssvm init`` or ``SampleStore`` made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--outbox", type=Path, required=True, help="folder of certificates and receipts")
+    parser.add_argument("--key", type=Path, help="private key that signs certificates")
+    parser.add_argument("--suppression-list", type=Path, help="needs its key in TORCHLSSVM_SUPPRESSION_KEY")
+    parser.add_argument("--readonly", action="store_true", help="predictions only, beside a process that writes")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    o = parser.parse_args(argv)
+    tokens = {role: os.environ.get(f"ERASURE_{role.upper()}_TOKEN", "") for role in ROLES}
+    service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+    sys.setswitchinterval(0.0005)  # seconds; at Python's 0.005 a compaction delays predictions ten times as long
+    uvicorn.run(create_app(service, tokens), host=o.host, port=o.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
