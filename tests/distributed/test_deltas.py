@@ -112,6 +112,8 @@ def test_a_delta_is_merged_once(tmp_path):
         merge(head(), delta, delta)
     with pytest.raises(ValueError, match="merged already"):
         master.merge(merge(head(), delta))  # by way of another head
+    with pytest.raises(ValueError, match="merged already"):
+        merge(master, Delta.take(head().merge(agree(merge(head(), delta)))))  # by way of a head that agreed on it
     master -= merge(head(), delta)
     assert master.n == 0
     assert merge(master, delta).digest() == before

@@ -25,7 +25,7 @@ def context():
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers have this package too
-    conf = pyspark.SparkConf().setMaster("local[2]").setAppName("torchlssvm").set("spark.ui.enabled", "false")
+    conf = pyspark.SparkConf().setMaster("local[1]").setAppName("torchlssvm").set("spark.ui.enabled", "false")
     conf = conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
     with pyspark.SparkContext(conf=conf) as sc:
         sc.setLogLevel("ERROR")
@@ -47,8 +47,6 @@ def test_spark_gives_the_same_digest(context):
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, per_class=True)
     head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0), Delta(stats))
     assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced", rho=1.0).add(X, Y).digest()
-    with pytest.raises(ValueError, match="got a null"):
-        statistics_from(context.parallelize([*ROWS[:9], (None, 0)], 3), J, K, grid=GRID)
     ready = {"normalize": "l2", "scale": "std"}
     stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, **ready)
     assert stats.digest() == LSSVMHead(J, K, grid=GRID, **({"rho": 1.0} | ready)).add(X, Y).digest()

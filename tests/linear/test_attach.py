@@ -37,18 +37,6 @@ class Recorder(nn.Module):
         self.calls.append(("remove", x, y, options))
         return self
 
-    def update(self, **changes: Any) -> Recorder:
-        self.calls.append(("update", changes))
-        return self
-
-    def relabel(self, x: Tensor, y_old: Tensor, y_new: Tensor) -> Recorder:
-        self.calls.append(("relabel", x, y_old, y_new))
-        return self
-
-    def replace(self, x_old: Tensor, y_old: Tensor, x_new: Tensor, y_new: Tensor) -> Recorder:
-        self.calls.append(("replace", x_old, y_old, x_new, y_new))
-        return self
-
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :2] * 2
 
@@ -500,40 +488,20 @@ def make() -> tuple[AttachedClassifier, Recorder]:
     return attach(small_network(), 2, head=head), head
 
 
-def test_every_verb_hands_features_to_the_head() -> None:
+def test_options_reach_the_head_with_the_features() -> None:
     clf, head = make()
-    (a, b), (y, z) = torch.randn(2, 3, 12), torch.tensor([[0, 1, 0], [1, 1, 0]])
-    fa, fb = clf.features(a), clf.features(b)
-    assert clf.add(a, y, ids=["i", "j", "k"]) is clf
-    assert clf.remove(b, y, weight=z) is clf
-    assert clf.update(add=(a, y), remove=(b, z)) is clf
-    assert clf.update(add=(b, z)) is clf
-    assert clf.relabel(a, y, z) is clf
-    assert clf.replace(a, y, b, z) is clf
-    add, remove, both, one, relabel, replace = head.calls
-    assert add[0] == "add"
-    assert torch.equal(add[1], fa)
-    assert add[2] is y
-    assert add[3] == {"ids": ["i", "j", "k"]}
-    assert remove[0] == "remove"
-    assert torch.equal(remove[1], fb)
-    assert remove[2] is y
-    assert remove[3]["weight"] is z
-    assert torch.equal(both[1]["add"][0], fa)
-    assert both[1]["add"][1] is y
-    assert torch.equal(both[1]["remove"][0], fb)
-    assert both[1]["remove"][1] is z
-    assert set(one[1]) == {"add"}
-    assert torch.equal(one[1]["add"][0], fb)
-    assert torch.equal(relabel[1], fa)
-    assert relabel[2] is y
-    assert relabel[3] is z
-    assert torch.equal(replace[1], fa)
-    assert replace[2] is y
-    assert torch.equal(replace[3], fb)
-    assert replace[4] is z
-    assert torch.equal(clf(a), fa[:, :2] * 2)
-    assert torch.equal(clf.predict(a), fa[:, :2].argmax(1))
+    x, y = torch.randn(3, 12), torch.tensor([0, 1, 0])
+    features = clf.features(x)
+    clf.add(x, y, ids=["i", "j", "k"]).remove(x, y, weight=y)
+    for call, name, options in zip(
+        head.calls, ("add", "remove"), ({"ids": ["i", "j", "k"]}, {"weight": y}), strict=True
+    ):
+        assert call[0] == name
+        assert torch.equal(call[1], features)
+        assert call[2] is y
+        assert call[3] == options
+    assert torch.equal(clf(x), features[:, :2] * 2)
+    assert torch.equal(clf.predict(x), features[:, :2].argmax(1))
 
 
 def test_ids_from_the_head_are_returned() -> None:
@@ -598,13 +566,6 @@ def test_the_backbone_runs_without_autograd() -> None:
     assert modes == [False, False]
 
 
-def test_only_the_first_batch_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    clf, _ = make()
-    clf.features(torch.randn(3, 12))
-    monkeypatch.setattr(clf.backbone[4], "register_forward_hook", None)
-    clf.features(torch.randn(3, 12))
-
-
 def test_first_call_in_inference_mode_or_autocast() -> None:
     for mode in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
         clf, _ = make()
@@ -649,17 +610,6 @@ def separable(n: int = 60) -> tuple[AttachedClassifier, Tensor, Tensor]:
     y = torch.arange(n) % 3
     images = 0.1 * torch.randn(n, 3, 2, 2) + 3 * nn.functional.one_hot(y, 3)[:, :, None, None]
     return attach(network, 3), images, y
-
-
-def test_default_head_learns() -> None:
-    clf, images, y = separable()
-    assert (clf.head.in_features, clf.head.num_classes) == (16, 3)
-    assert clf.add(images, y) is clf
-    scores = clf(images)
-    assert scores.shape == (60, 3)
-    assert scores.isfinite().all()
-    assert torch.equal(clf.predict(images), y)
-    assert not any(p.requires_grad for p in clf.parameters())
 
 
 def test_score_behind_a_progress_bar() -> None:

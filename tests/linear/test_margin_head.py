@@ -95,17 +95,6 @@ def test_a_class_that_does_not_use_a_sample_stays_as_it_is_to_the_bit():
     assert not torch.equal(head.w[:, k], before_w[:, k])
 
 
-def test_relabelling_leaves_the_other_classes_alone():
-    x, y = samples(200, J=60)
-    head = MarginHead(60, 3, grid=GRID, rho=5.0).add(x, y)
-    before = head.w.clone()
-    head.relabel(x[:1], torch.tensor([0]), torch.tensor([1]))
-    assert torch.equal(head.w[:, 2], before[:, 2])
-    fresh = MarginHead(60, 3, grid=GRID, rho=5.0).add(x, torch.cat([torch.tensor([1]), y[1:]]))
-    assert head.digest() == fresh.digest()
-    assert torch.equal(head.refresh().w, fresh.w)
-
-
 @pytest.mark.parametrize("J", [6, 70])
 def test_refresh_gives_the_bits_of_a_fresh_head(J):
     x, y = samples(150, J=J)
@@ -120,11 +109,6 @@ def test_refresh_gives_the_bits_of_a_fresh_head(J):
     assert torch.equal(head.refresh().w, fresh.w)
     assert torch.equal(head.b, fresh.b)
     assert head.drift() == 0.0
-
-
-def test_digest_is_that_of_the_least_squares_head_with_the_same_samples():
-    x, y = samples()
-    assert MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).digest() == LSSVMHead(6, 3, grid=GRID).add(x, y).digest()
 
 
 def test_ties_are_inactive():
@@ -246,16 +230,6 @@ def test_what_it_refuses():
         MarginHead(6, 3, rho=1.0).predict(x)
 
 
-def test_attach_makes_one():
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 7))
-    clf = attach(model, 3, head="margin", rho=2.0)
-    assert isinstance(clf.head, MarginHead)
-    assert clf.head.rho == 2.0
-    assert clf.add(torch.randn(30, 5), torch.arange(30) % 3).predict(torch.randn(2, 5)).shape == (2,)
-    with pytest.raises(ValueError, match="margin"):
-        attach(torch.nn.Linear(5, 4), 3, head="hinge")
-
-
 def test_rows_in_a_mapped_file(tmp_path):
     x, y = samples(200)
     head = MarginHead(6, 3, rho=1.0, grid=GRID, rows_folder=tmp_path).add(x[:90], y[:90]).add(x[90:], y[90:])
@@ -317,19 +291,6 @@ def test_a_change_that_fails_leaves_the_head_as_it_was(tmp_path, monkeypatch):
     assert head.digest() == digest
     assert torch.equal(head.w, w)
     assert head.add(x[20:], y[20:]).digest() == MarginHead(6, 3, rho=1.0, grid=GRID).add(x, y).digest()
-
-
-def test_tensors_handed_out_are_copies() -> None:
-    x, y = torch.randn(30, 3), torch.arange(30) % 3
-    head = MarginHead(3, 3, rho=1.0, grid=16.0, class_weight=torch.tensor([1.0, 2.0, 3.0])).add(x, y)
-    w, b, config = head.weight.clone(), head.bias.clone(), head.config()
-    head.weight.zero_()
-    head.bias.zero_()
-    assert isinstance(head.class_weight, torch.Tensor)
-    head.class_weight.fill_(7.0)
-    assert torch.equal(head.weight, w)
-    assert torch.equal(head.bias, b)
-    assert head.config() == config
 
 
 def test_a_refused_removal_decides_no_grid() -> None:
@@ -410,16 +371,6 @@ def test_a_rho_beyond_float64_is_a_named_error(made):
 
 
 @pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
-def test_influence_on_no_points_at_all(made):
-    x, y = samples()
-    head = made(6, 3, grid=GRID).add(x, y)
-    for on in ("loss", "accuracy"):
-        with pytest.raises(ValueError, match="x_val holds no samples"):
-            head.influence(x, y, x[:0], y[:0], on=on)
-    assert head.influence(x, y, x[:0], on="scores").shape == (80, 0, 3)
-
-
-@pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
 def test_heads_made_or_copied_in_inference_mode_can_be_changed_outside(made):
     x, y = samples()
     written = pickle.dumps(made(6, 3, rho=1.0, grid=GRID).add(x, y))
@@ -456,12 +407,12 @@ def test_weights_do_not_depend_on_the_order_at_the_limit_of_refinement():
 
 def test_weights_of_twenty_orders_of_magnitude_are_found_in_any_order():
     generator = torch.Generator().manual_seed(1)
-    x = (torch.randint(0, 2, (120, 10), generator=generator) * 2 - 1).double() * 1e-3
-    y = torch.randint(0, 10, (120,), generator=generator)
-    weight = torch.tensor([1, 2, 1000])[torch.randint(0, 3, (120,), generator=generator)]
+    x = (torch.randint(0, 2, (60, 10), generator=generator) * 2 - 1).double() * 1e-3
+    y = torch.randint(0, 10, (60,), generator=generator)
+    weight = torch.tensor([1, 2, 1000])[torch.randint(0, 3, (60,), generator=generator)]
     class_weight = torch.tensor([1e6, 1e7, 1.0, 1e11, 1e-5, 0.01, 1e5, 100.0, 1e-12, 1e-10], dtype=torch.float64)
     found = []
-    for p in (torch.arange(120), torch.randperm(120, generator=generator)):
+    for p in (torch.arange(60), torch.randperm(60, generator=generator)):
         head = MarginHead(10, 10, rho=1e-4, class_weight=class_weight, grid=FixedPoint(limit=0.00101, bits=10))
         found.append(head.add(x[p], y[p], weight=weight[p]).active(x, y))
     assert torch.equal(*found)

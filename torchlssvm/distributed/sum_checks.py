@@ -41,8 +41,7 @@ def least_samples(stats: Statistics, rows: RowCounts | None) -> int | None:
         return None
     if rows is None:
         return 1
-    groups = [group for group, some in rows.groups.items() if some]
-    return max(1, min((rows.least(*group) for group in groups), default=1))
+    return rows.least
 
 
 def check_enough(stats: Statistics, rows: RowCounts | None, min_samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory: refuse allocations that do not fit, and copy views so that a tensor owns only the memory it shows."""
+"""Memory: refuse allocations that do not fit, and make empty tensors that keep no rows alive."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ CHECKED_BYTES = 2**28
 def no_rows(x: Tensor) -> Tensor:
     """Return an empty tensor (0, ...) for rows like those of x. The slice ``x[:0]`` would keep, and pickle, all rows of x."""
     return x.new_empty((0, *x.shape[1:]))
-
-
-def trimmed(x: Tensor) -> Tensor:
-    """Return x if it owns just the memory it shows, else a copy that does. Pickling a view writes all rows behind it."""
-    return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -94,18 +94,17 @@ def from_inverse(P: Tensor) -> Tensor:
     return lower
 
 
-def single_changes(g: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
-    """T (B, K) for samples that change one at a time. g, delta: (B,); c, f: (B, K)."""
-    return (c - delta[:, None] * f) / (1.0 + delta * g)[:, None]
-
-
 def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
     """T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
 
-    Past L = D it is cheaper to solve on the other side: T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
+    One sample is a division. Past L = D it is cheaper to solve on the other side:
+    T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
     """
     L, D = U.shape[-2:]
     right = c - delta[..., None] * f
+    if L == 1:
+        share = 1.0 + delta * U.square().sum(-1)  # above 0 for a sample held, but for rounding
+        return right / share.clamp(min=torch.finfo(U.dtype).eps)[..., None]
     if L <= D:
         system = delta[..., None] * (U @ U.mT)
         system.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -117,23 +116,10 @@ def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
     return many
 
 
-def left_out(residual: Tensor, leverage: Tensor) -> Tensor:
-    """e_i = r_i / (1 - h_i): the residual of each sample when it alone is left out. residual: (B, K); leverage: (B,)."""
-    return residual / (1.0 - leverage)[:, None]
-
-
-def group_left_out(U: Tensor, d: Tensor, residual: Tensor) -> Tensor:
-    """(I - G_II D)^-1 r_I: residuals (L, K) of a group that is left out as a whole. U: (..., L, D); d: (..., L) weights.
-
-    Past L = D on the other side: removing targets r from a model that predicts 0 gives T = -D e, and e = r - G T.
-    """
-    if U.shape[-2] <= U.shape[-1]:
-        system = (U @ U.mT).mul_(-d[..., None, :])
-        system.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        few: Tensor = torch.linalg.solve(system, residual)
-        return few
-    T = joint_change(U, -d, -d[..., None] * residual, torch.zeros_like(residual))
-    return residual - U @ (U.mT @ T)
+def moved_scores(Z: Tensor, U: Tensor, T: Tensor) -> Tensor:
+    """G_ZI T (..., V, K), the change of scores at Z, in the cheaper order. Z: (..., V, D); U: (..., L, D); T: (..., L, K)."""
+    (V, D), (L, K) = Z.shape[-2:], T.shape[-2:]
+    return (Z @ U.mT) @ T if V * L * (D + K) <= D * K * (L + V) else Z @ (U.mT @ T)
 
 
 def margins(scores: Tensor, y: Tensor) -> Tensor:

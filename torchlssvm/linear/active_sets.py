@@ -104,13 +104,11 @@ class ActiveSetSolver:
 
     Attributes:
         options: rho, intercept and class weights.
-        stamp: counts the times that the weights of one state were computed another way.
         states: the solution of each class.
     """
 
     def __init__(self, rows: GridRows, stats: Statistics, options: SolverOptions):
         self.rows, self.stats, self.options = rows, stats, options
-        self.stamp = 0
         self._held: Standardization | None = None
         self._busy = False  # set while caches are computed
         self.reset()
@@ -126,14 +124,12 @@ class ActiveSetSolver:
         self._fresh = torch.ones(n, dtype=torch.bool, device=like.device)  # rows that came after the last read
         self._groups: WeightGroups | None = None
         self._forget_units()
-        self.stamp += 1
 
     def restart(self) -> None:
         """Solve every class from sums at the next read, starting from the active sets known."""
         for state in self.states:
             state.solution, state.touched = None, True
         self._forget_units()
-        self.stamp += 1
 
     def _forget_units(self) -> None:
         self._current = False
@@ -159,7 +155,6 @@ class ActiveSetSolver:
             setattr(self, name, torch.cat([old, old.new_zeros(shape)], dim))
         self._groups = WeightGroups(self._groups.values, self._groups.of_class + (0,) * k)
         self._forget_units()
-        self.stamp += 1
 
     # -- changes -------------------------------------------------------------------------------------------------------
 

@@ -587,7 +587,9 @@ class AttachedClassifier(nn.Module):
             return self
         if self.samples is not None:
             if options:
-                raise ValueError(f"{', '.join(options)}: a store holds each sample once, under its id")
+                raise ValueError(
+                    f"with a store, add takes ids= and subjects=, not {', '.join(options)}: a store holds each sample once"
+                )
             self.samples.add(self.features(images), y, ids, subjects)
             return self
         if subjects is not None:

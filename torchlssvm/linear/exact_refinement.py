@@ -9,27 +9,23 @@ the variance of the column, and q_i stands for q_i - m / n: rational numbers too
 into a correction; each one gains as many digits as float64 has beyond the condition of the system. It ends when the bound of
 :mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width of a tie. So neither a side
 nor a bit of the rounded weights depends on where the refinement began.
+
+Products of rows with large integers run at the speed of float64: an integer is written in limbs of 16 bits, each with its sign.
+Rows are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
-from torchlssvm.functional.exact_integers import (
-    BLOCK_TERMS,
-    Integers,
-    join_limbs,
-    split_limbs,
-    sum_products,
-    to_floats,
-    to_integers,
-)
 from torchlssvm.linear.active_sums import WeightGroups
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.row_scale import RowScale
@@ -47,6 +43,15 @@ LONGEST_ROWS = 1e13
 
 BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
 """Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
+
+LIMB_BITS = 16
+"""Bits of a limb: with rows of 26 bits, 2^11 products fit into the 53 bits of float64."""
+
+BLOCK_TERMS = 2**11
+"""Terms of one exact sum: 2^11 products of 26 and 16 bits are at most 2^53."""
+
+Integers = NDArray[Any]
+"""An array of Python integers (dtype object)."""
 
 
 class ExactRefinement:
@@ -221,3 +226,47 @@ def _column_squares(rows: GridRows) -> list[int]:
         q, copies = rows.q[a : a + BLOCK_TERMS].to(torch.int64), rows.copies[a : a + BLOCK_TERMS].to(torch.int64)
         total += (q * q * copies[:, None]).sum(0)
     return [int(v) for v in total.tolist()]
+
+
+def to_integers(values: Tensor, exponent: int) -> Integers:
+    """Round values times 2^exponent to integers. values: (n,) float64."""
+    out = np.empty(len(values), dtype=object)
+    for i, v in enumerate(values.tolist()):
+        numerator, denominator = v.as_integer_ratio()  # the denominator is a power of two
+        out[i] = (numerator << exponent) // denominator
+    return out
+
+
+def to_floats(values: Integers, denominator: int) -> NDArray[np.float64]:
+    """Divide integers by one integer; each quotient is rounded once. values: (n,)."""
+    return np.array([int(v) / denominator for v in values], dtype=np.float64)
+
+
+def split_limbs(values: Integers) -> Tensor:
+    """Write integers in limbs (n, L), float64. values: (n,)."""
+    sign = np.array([-1.0 if v < 0 else 1.0 for v in values])
+    size = np.array([abs(v) for v in values], dtype=object)
+    count = max(1, -(-max((int(v).bit_length() for v in size), default=1) // LIMB_BITS))
+    limbs = np.empty((len(values), count))
+    for index in range(count):
+        limbs[:, index] = (size & (2**LIMB_BITS - 1)).astype(np.float64) * sign
+        size = size >> LIMB_BITS
+    return torch.from_numpy(limbs)
+
+
+def join_limbs(limbs: NDArray[np.int64]) -> Integers:
+    """Put integers together from sums of limbs. limbs: (n, L)."""
+    total = np.zeros(len(limbs), dtype=object)
+    for index in range(limbs.shape[1]):
+        total = total + (limbs[:, index].astype(object) << (LIMB_BITS * index))
+    return total
+
+
+def sum_products(left: Tensor, limbs: Tensor) -> NDArray[np.int64]:
+    """Multiply exactly: left @ limbs as int64. left: (m, n) integers up to 2^26 as float64; limbs: (n, L)."""
+    total = torch.zeros(left.shape[0], limbs.shape[1], dtype=torch.int64, device=left.device)
+    limbs = limbs.to(left.device)
+    for a in range(0, left.shape[1], BLOCK_TERMS):
+        total += (left[:, a : a + BLOCK_TERMS] @ limbs[a : a + BLOCK_TERMS]).to(torch.int64)
+    out: NDArray[np.int64] = total.cpu().numpy()
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlssvm.errors import NumericalWarning, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
@@ -22,20 +23,19 @@ from torchlssvm.functional.votes import votes
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.influence import Measure, influence
-from torchlssvm.linear.diagnostics.influence_ranking import Influential, most_influential
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.discriminant_rule import RULES, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import catch_up, exclusive
-from torchlssvm.linear.membership import HeldRows, StagedRows
+from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
-from torchlssvm.linear.pending import Pending
+from torchlssvm.linear.pending import Pending, Tracking
 from torchlssvm.linear.solution import NotPositiveDefinite
-from torchlssvm.linear.solvers import SharedSolver, Solver, make_solver, real_targets
+from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import GridChoices, SampleBatch
+from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
 
 __all__ = ["FixedPoint", "LSSVMHead"]
@@ -105,6 +105,11 @@ class LSSVMHead(LinearHead):
 
     _solver: Solver
     _buffer_names = ("w", "b", "C")
+    _saved_names = ("P", "solution.w", "statistics.meta", "statistics.counts")
+    _optional_names = (
+        "statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "membership",
+        "pending.counts", "pending.sums", "pending.meta", "pending.rows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -409,29 +414,6 @@ class LSSVMHead(LinearHead):
         """
         return influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
 
-    @exclusive
-    def most_influential(
-        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
-        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
-    ) -> Influential:  # fmt: skip
-        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
-
-        Needs no matrix of samples by points. Other arguments as for ``influence``; ``ids`` (B,) are returned with the samples.
-
-        >>> import torch
-        >>> from torchlssvm import LSSVMHead
-        >>> _ = torch.manual_seed(0)
-        >>> x, y = torch.randn(200, 4), torch.arange(200) % 2
-        >>> x[:, 0] += 6 * y
-        >>> given = y.clone()
-        >>> given[7] = 1 - given[7]  # a wrong label
-        >>> head = LSSVMHead(4, 2).add(x[:100], given[:100])
-        >>> found = head.most_influential(x[:100], given[:100], x[100:], y[100:], 3, ids=[f"s{i}" for i in range(100)])
-        >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
-        (True, True, 3)
-        """
-        return most_influential(self._view(), x, y, x_val, y_val, count, what, on, ids, y_new, weight, groups)
-
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -537,12 +519,7 @@ class LSSVMHead(LinearHead):
         catch_up(self)
         w, b = self._published or self._fitted_weights()
         if self._view_cache is None or self._view_cache[0] != self._state_version:
-            stats = self.statistics
-            target = stats.target_grid if stats.kind == "values" else None
-            view = HeadView(
-                self.in_features, self.num_classes, self.multiclass, self.device, self._options, stats, self._solver, w, b,
-                self.n, self.counts.to(torch.float64), stats.exact, GridChoices(stats.kind, self.grid, target), self.normalize,
-            )  # fmt: skip
+            view = HeadView(self.multiclass, self._options, self.statistics, self._solver, w, b)
             self._view_cache = (self._state_version, view)
         return self._view_cache[1]
 
@@ -691,6 +668,83 @@ class LSSVMHead(LinearHead):
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
+    def _buffer_value(self, name: str) -> Tensor:
+        if name != "C":
+            return super()._buffer_value(name)
+        P = self.P
+        return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
+
+    def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        stats = self.statistics
+        out = {"P": self.P.clone()}
+        out |= {f"solution.{k}": v.clone() for k, v in self._solver.state().items()}
+        out |= {f"statistics.{k}": v for k, v in stats.state().items()}
+        meta: dict[str, Any] = {
+            "multiclass": self.multiclass,
+            "uncertifiable": self.uncertifiable,
+            "digest": stats.digest() if stats.exact else None,
+            "unchecked": self.unchecked,
+        }
+        if self.unchecked is None:
+            out["membership"] = bytes_to_tensor(self._rows.to_bytes())
+        if stats.exact:
+            self._mark_pending()
+            meta["pending"], changes = self._pending.save()
+            out |= {f"pending.{k}": v for k, v in changes.items()}
+            if changes and self._rows.changed is not None:
+                out["pending.rows"] = torch.from_numpy(self._rows.changed.to_array())
+        return meta, out
+
+    def _mark_pending(self) -> None:
+        """Give the pending changes an id before they are copied or saved, and record whether they include removals."""
+        self._rows.flush()
+        self._pending.named(self.statistics)
+        if self._rows.changed is not None:
+            self._pending.shrunk = self._rows.changed.negative > 0
+
+    def _loaded_parts(
+        self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
+    ) -> Callable[[], None]:
+        P, w = (checkpoint.moved(state[k], self.device) for k in ("P", "w"))
+        D, K, pairs = self.in_features + (self.intercept == "penalized"), self.num_classes, ()
+        if self.multiclass == "ovo":
+            K = K * (K - 1) // 2
+            pairs = (K,)
+        if P.shape != (*pairs, D, D) or w.shape != (self.in_features, K):
+            needed = f"{(*pairs, D, D)}, {(self.in_features, K)}"
+            raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {needed}")
+        statistics = self.statistics.zero()
+        statistics.load(checkpoint.part(state, "statistics."))
+        checkpoint.check_digest(statistics, meta["digest"])
+        pending = Pending()
+        if statistics.exact:
+            pending = Pending.load(meta["pending"], checkpoint.part(state, "pending."), statistics)
+        rows = HeldRows(self._rows.impossible, self._rows.recorded)
+        if rows.unchecked is None:
+            if "membership" in state:
+                rows.load(tensor_to_bytes(state["membership"]))
+            elif not statistics.empty:
+                rows.drop(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+            if pending.tracking is Tracking.CHANGES and "pending.rows" in state:
+                rows.changed = RowCounts.from_array(state["pending.rows"].cpu().numpy())
+        solver = make_solver(statistics, options, self.multiclass)
+        solution = checkpoint.part(state, "solution.")
+        solver.restore({k: checkpoint.moved(v, self.device) for k, v in solution.items()}, P)
+        return lambda: self._replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
+
+    def _move(self, device: torch.device, options: SolverOptions) -> None:
+        statistics = self.statistics.to(device)
+        solver = make_solver(statistics, options, self.multiclass)
+        solution = {k: checkpoint.moved(v, device) for k, v in self._solver.state().items()}
+        solver.restore(solution, checkpoint.moved(self.P, device))
+        self._rows.flush()  # products that wait to be hashed would stay behind on the old device
+        self._replace_parts(statistics, solver, self._rows, self._pending.to(device), self.uncertifiable)
+
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw sample is ever in there."""
-        return checkpoint.freeze(self)
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._solve()
+            self._solver.drop_raw_samples()
+            if self.statistics.exact:
+                self._mark_pending()
+            return super().__getstate__() | {"_view_cache": None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
@@ -17,6 +19,7 @@ from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.influence import Influential, Measure, check_ranking, names_of, rank
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
 from torchlssvm.linear.solution import relative_distance
@@ -48,6 +51,9 @@ class LinearHead(nn.Module):
     """One class against the rest, "ovr", or against each other one, "ovo"."""
 
     _buffer_names: tuple[str, ...] = ("w", "b")
+    _saved_names: tuple[str, ...] = ()
+    """Tensors of a checkpoint beside buffers and options, and those that may be missing."""
+    _optional_names: tuple[str, ...] = ()
 
     def __init__(self, statistics: Statistics, rho: Any, intercept: str, class_weight: str | Tensor | None):
         super().__init__()
@@ -268,6 +274,32 @@ class LinearHead(nn.Module):
         state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=state)
 
+    @exclusive
+    def most_influential(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
+        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Influential:  # fmt: skip
+        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
+
+        Needs no matrix of samples by points. Other arguments as for ``influence``; ``ids`` (B,) are returned with the samples.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(200, 4), torch.arange(200) % 2
+        >>> x[:, 0] += 6 * y
+        >>> given = y.clone()
+        >>> given[7] = 1 - given[7]  # a wrong label
+        >>> head = LSSVMHead(4, 2).add(x[:100], given[:100])
+        >>> found = head.most_influential(x[:100], given[:100], x[100:], y[100:], 3, ids=[f"s{i}" for i in range(100)])
+        >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
+        (True, True, 3)
+        """
+        check_ranking(what, on, count)
+        names = names_of(ids, groups, len(x))
+        change = self.influence(x, y, x_val, y_val, what, on, y_new=y_new, weight=weight, groups=groups)
+        return rank(change, what, on, count, names)
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -339,6 +371,13 @@ class LinearHead(nn.Module):
         """Scores (B, K) of samples held, each by the head that never saw it."""
         raise NotImplementedError
 
+    def influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
+        y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled."""
+        raise NotImplementedError
+
     def select_rho(self, rhos: Any = None, *, apply: bool = True) -> RhoPath:
         """Choose rho among values > 0, and apply it unless ``apply`` is False."""
         raise NotImplementedError
@@ -390,6 +429,20 @@ class LinearHead(nn.Module):
 
     def _derived(self) -> dict[str, Tensor]:
         """The values in use that are derived from samples and options."""
+        raise NotImplementedError
+
+    def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """JSON fields and tensors of a checkpoint."""
+        raise NotImplementedError
+
+    def _loaded_parts(
+        self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
+    ) -> Callable[[], None]:
+        """Build the parts of a saved head aside; the function returned puts them into this one."""
+        raise NotImplementedError
+
+    def _move(self, device: torch.device, options: SolverOptions) -> None:
+        """Move everything to another device, or nothing: the parts are built there first."""
         raise NotImplementedError
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
@@ -455,8 +508,23 @@ class LinearHead(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
         del recurse
-        checkpoint.move(self, fn(torch.empty(0, device=self.device)).device)
+        device = fn(torch.empty(0, device=self.device)).device
+        if device == self.device:
+            return self
+        if device.type == "meta":
+            raise RuntimeError(
+                "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
+            )
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            rho, weight = self.rho, self.class_weight
+            weight = weight.to(device) if isinstance(weight, Tensor) else weight
+            self._move(device, dataclasses.replace(self._options, rho=rho, class_weight=weight))
+            checkpoint.make_live(self)
         return self
+
+    def _buffer_value(self, name: str) -> Tensor:
+        """The value of a buffer, up to date."""
+        return self._solve()[0 if name == "w" else 1]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         catch_up(self)
@@ -473,9 +541,24 @@ class LinearHead(nn.Module):
         problems = checkpoint.load(self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)})
         problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: the buffers as they are; not the lock, the store, published weights and the change count.
+
+        The change count would show that a sample came and went.
+        """
+        buffers = {k: dict.__getitem__(self._buffers, k) for k in self._buffers}
+        kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_keeper")}
+        return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what ``__getstate__`` returned."""
-        checkpoint.thaw(self, state)
+        """Restore a pickled head, outside of inference mode: its tensors could not be changed later."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                state = copy.deepcopy(state)
+        buffers = state.pop("_buffers")
+        self.__dict__.update(state)
+        give_lock(self)
+        checkpoint.make_live(self, buffers)
 
     def extra_repr(self) -> str:
         """Shape, options and count."""

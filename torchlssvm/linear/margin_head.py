@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.grid import GridOption, as_grid, grid_to_json
+from torchlssvm.functional.byte_tensors import tensor_to_bytes
+from torchlssvm.functional.grid import GridOption, as_grid, grid_from_json, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, rho_rule
 from torchlssvm.linear.diagnostics.influence import Measure
-from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_ranking, names_of, rank
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import catch_up, exclusive
+from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
@@ -88,6 +91,9 @@ class MarginHead(LinearHead):
     _rho_method = "kfold"
     _rho_candidates = len(margin_rho_selection.DEFAULT_RHO_SHARES)
     _keeps_rows = True
+    _saved_names = (
+        "samples.q", "samples.labels", "samples.copies", "samples.grid", "solution.w", "solution.b", "solution.active",
+    )  # fmt: skip
 
     @exactly
     def __init__(
@@ -274,20 +280,6 @@ class MarginHead(LinearHead):
         return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
 
     @exclusive
-    def most_influential(
-        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
-        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
-    ) -> Influential:  # fmt: skip
-        """The ``count`` most helpful and most harmful samples (or groups) by their exact influence at x_val.
-
-        Arguments as for :meth:`influence`; ``ids`` (B,) come back with the samples.
-        """
-        check_ranking(what, on, count)
-        names = names_of(ids, groups, len(x))
-        change = self.influence(x, y, x_val, y_val, what, on, y_new=y_new, weight=weight, groups=groups)
-        return rank(change, what, on, count, names)
-
-    @exclusive
     def select_rho(
         self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5, apply: bool = True
     ) -> RhoPath:
@@ -395,7 +387,8 @@ class MarginHead(LinearHead):
     def _sample_state(self) -> dict[str, Tensor]:
         """All that the head holds of its samples, for :meth:`_adopt`: the rows, in an order that depends on them alone."""
         self._check_whole()
-        return checkpoint.save_samples(self)
+        rows = {f"samples.{k}": v for k, v in self.samples.state().items()}
+        return rows | {"samples.grid": checkpoint.pack({"grid": grid_to_json(self.statistics.choices.grid)})}
 
     @exclusive
     def _derived(self) -> dict[str, Tensor]:
@@ -425,12 +418,28 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Replace the samples held by saved ones (``checkpoint.save_samples``); None empties the head."""
+        """Replace the samples held by those of a :meth:`_sample_state`; None empties the head."""
         fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
-            fresh, rows = checkpoint.load_samples(self, state)
+            fresh, rows = self._loaded_samples(state)
         self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
         self._choices.outdate()
+
+    def _loaded_samples(self, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
+        """Statistics and rows from a :meth:`_sample_state`; ValueError when they do not fit."""
+        rows, stats = self.samples.empty(), self.statistics.zero()
+        saved = checkpoint.part(state, "samples.")
+        grid = grid_from_json(json.loads(tensor_to_bytes(saved.pop("grid")).decode())["grid"])
+        rows.load(saved, self.num_classes)
+        if rows.n:
+            if grid is None:
+                raise ValueError("the saved rows have no grid")
+            wanted = stats.requested.grid
+            if wanted is not None and wanted != grid:
+                raise ValueError(f"the grid is {grid} in the saved head and {wanted} here")
+            stats.decide("labels", grid)
+            stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, gridded=True), 1)])
+        return stats, rows
 
     def _replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
         """Replace the state by parts that were built separately, including anything left by an interruption."""
@@ -455,4 +464,30 @@ class MarginHead(LinearHead):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: with the rows held, and without the matrices of the solver."""
-        return checkpoint.freeze_margin(self)
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._solve()
+            rows = self.samples.copy()
+            solver = ActiveSetSolver(rows, self.statistics, self._options)
+            solver.restore(self._solver.state())
+            return super().__getstate__() | {"samples": rows, "_solver": solver}
+
+    def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        meta = {"digest": self.statistics.digest(), "per_class": self.statistics.per_class}
+        return meta, self._sample_state() | {f"solution.{k}": v.clone() for k, v in self._solver.state().items()}
+
+    def _loaded_parts(
+        self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
+    ) -> Callable[[], None]:
+        if meta["per_class"] != self.statistics.per_class:
+            raise ValueError(f"per_class is {meta['per_class']} in the saved head and {self.statistics.per_class} here")
+        statistics, rows = self._loaded_samples(state)
+        checkpoint.check_digest(statistics, meta["digest"])
+        solver = ActiveSetSolver(rows, statistics, options)
+        solver.restore(checkpoint.part(state, "solution."))
+        return lambda: self._replace_parts(statistics, rows, solver)
+
+    def _move(self, device: torch.device, options: SolverOptions) -> None:
+        statistics, rows = self.statistics.to(device), self.samples.to(device)
+        solver = ActiveSetSolver(rows, statistics, options)
+        solver.restore({k: checkpoint.moved(v, device) for k, v in self._solver.state().items()})
+        self._replace_parts(statistics, rows, solver)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from torchlssvm.functional.sample_identity import (
 from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
-
-if TYPE_CHECKING:
-    pass
 
 FINGERPRINTED_NUMBERS = 2**20
 """Numbers (8 MiB) that are put on the grid at a time, so that they stay in the cache."""
@@ -113,9 +110,10 @@ class RowCounts:
     def add(self, rows: RowList, sign: int = 1) -> None:
         """Add rows, or (sign -1) subtract them; those whose count becomes zero leave."""
         for group, row, n in zip(*rows, strict=True):
-            self._add(group, row, sign * n)
+            self.change(group, row, sign * n)
 
-    def _add(self, group: tuple[int, int], row: bytes, n: int) -> None:
+    def change(self, group: tuple[int, int], row: bytes, n: int) -> None:
+        """Add n, which may be negative, to the count of a row."""
         own = self.groups.get(group)
         if own is None:
             own = self.groups[group] = Counter()
@@ -141,7 +139,7 @@ class RowCounts:
         for group, rows in other.groups.items():
             out.groups[group] = Counter(self.groups.get(group))
             for row, n in rows.items():
-                out._add(group, row, sign * n)
+                out.change(group, row, sign * n)
         return out
 
     def copy(self) -> RowCounts:
@@ -155,18 +153,11 @@ class RowCounts:
         """The number of rows that are removed more often than added."""
         return sum(n < 0 for rows in self.groups.values() for n in rows.values())
 
-    def least(self, fold: int | None, label: int | None) -> int:
-        """Return how many different rows of a fold and class (None: of all) are in the change, net of removals.
-
-        The result is the absolute difference between rows added and rows removed.
-        """
-        signs = Counter(
-            n > 0
-            for group, rows in self.groups.items()
-            if fold in (None, group[0]) and label in (None, group[1])
-            for n in rows.values()
-        )
-        return abs(signs[True] - signs[False])
+    @property
+    def least(self) -> int:
+        """The fewest different rows of any fold and class that changed: the rows added minus those removed, but at least 1."""
+        net = [abs(sum(1 if n > 0 else -1 for n in rows.values())) for rows in self.groups.values() if rows]
+        return max(1, min(net, default=1))
 
     def to_array(self) -> NDArray[np.int64]:
         """A row of five integers for each: fingerprint (2), fold, label and count. Their order tells nothing."""
@@ -245,17 +236,8 @@ class StagedRows:
     """A change of rows that has been checked, and takes effect with :meth:`HeldRows.commit`."""
 
     def __init__(self) -> None:
-        self.words = RowList([], [], [])  # to be removed from those known by words
-        self.hashed = RowList([], [], [])  # to be removed from those known by fingerprints
-        self.removed: list[RowList] = []  # all that is to be removed, by words
+        self.removed: list[tuple[RowList, RowList]] = []  # by words, and by fingerprints
         self.added: list[RowWords] = []
-
-    def take(self, rows: RowList, i: int, count: int, row: bytes | None = None) -> None:
-        """Take a row of a list ``count`` times; ``row``: its fingerprint, where it is known by that."""
-        part = self.words if row is None else self.hashed
-        part.groups.append(rows.groups[i])
-        part.rows.append(rows.rows[i] if row is None else row)
-        part.counts.append(count)
 
 
 class HeldRows:
@@ -308,29 +290,17 @@ class HeldRows:
         if self.unchecked is not None:
             return staged, changes
         key, watched = self.own_key(), []
-        left, left_hashed = RowCounts(), RowCounts()  # taken so far
+        wanted: Counter[tuple[tuple[int, int], bytes]] = Counter()
         for batch, sign in changes:
             if sign < 0:
                 words, *mult = self.read_waiting(batch_words(batch, key), *([] if batch.mult is None else [batch.mult]))
                 rows = RowList.of(words, batch.host_labels, batch.host_folds, mult[0] if mult else None)
-                hashed = rows.hashed(key).rows if self.held.groups else None
+                hashed = rows.hashed(key) if self.held.groups or self.changed is not None else rows
                 for i, (group, row, n) in enumerate(zip(*rows, strict=True)):
-                    known = min(n, self.fresh.count(group, row) + left.count(group, row))
-                    if known:
-                        staged.take(rows, i, known)
-                        left.add(RowList([group], [row], [-known]))
-                    if known < n:
-                        found = (
-                            0
-                            if hashed is None
-                            else self.held.count(group, hashed[i]) + left_hashed.count(group, hashed[i])
-                        )
-                        if found < n - known:
-                            raise self._refusal(batch, rows, i)
-                        assert hashed is not None
-                        staged.take(rows, i, n - known, hashed[i])
-                        left_hashed.add(RowList([group], [hashed[i]], [known - n]))
-                staged.removed.append(rows)
+                    wanted[group, row] += n
+                    if wanted[group, row] > self.fresh.count(group, row) + self.held.count(group, hashed.rows[i]):
+                        raise self._refusal(batch, rows, i)
+                staged.removed.append((rows, hashed))
             else:
                 staged.added.append(RowWords(batch, key))
                 batch = replace(batch, observer=staged.added[-1])
@@ -339,11 +309,14 @@ class HeldRows:
 
     def commit(self, staged: StagedRows) -> None:
         """Count rows after they were summed."""
-        self.fresh.add(staged.words, -1)
-        self.held.add(staged.hashed, -1)
-        for rows in staged.removed if self.changed is not None else ():
-            assert self.changed is not None
-            self.changed.add(rows.hashed(self.own_key()), -1)
+        for rows, hashed in staged.removed:
+            for group, row, fingerprint, n in zip(*rows[:2], hashed.rows, rows.counts, strict=True):
+                known = min(n, self.fresh.count(group, row))
+                for table, name, count in ((self.fresh, row, known), (self.held, fingerprint, n - known)):
+                    if count:
+                        table.change(group, name, -count)
+            if self.changed is not None:
+                self.changed.add(hashed, -1)
         for formed in staged.added:
             batch = formed.batch
             labels, folds = (None if t is None else t.copy() for t in (batch.host_labels, batch.host_folds))

@@ -131,7 +131,7 @@ class Pending:
         if sign < 0:
             self.merged, self.carried = self.merged - other.merged, self.carried - other.merged
         else:
-            self.merged, self.carried = self.merged | other.merged, self.carried | other.carried
+            self.merged, self.carried = self.merged | other.merged, self.carried | other.merged
 
     # -- saving ----------------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,6 @@ class SharedSolver:
         """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
         self._work: Tensor | None = None  # memory of the system, used again by the next solve; now it holds the factor
-        self.stamp = 0  # counts the times the weights were computed another way
         self.solution = self._fresh()
         self.stale = not stats.empty
 
@@ -183,7 +182,6 @@ class SharedSolver:
         self.standard, self._work = standard, base.factor.L
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
-        self.stamp += 1
 
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals are impossible."""
@@ -218,7 +216,7 @@ class SharedSolver:
         return None if self.stale or self.solution.factored is None else self.solution.whitened()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: without the workspace, and so without the factor in it."""
+        """For pickling: without the workspace and the factor in it."""
         if self.solution.uses_factor:
             self.solution.forget_inverse()
         return self.__dict__ | {"_work": None}
@@ -246,8 +244,6 @@ class SharedSolver:
 
 class PairwiseSolver:
     """One system per pair of classes (one-vs-one): class i is +1, class j > i is -1."""
-
-    stamp = 0  # weights are always computed the same way
 
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that are kept per class."""
@@ -340,7 +336,7 @@ class PairwiseSolver:
 
 
 Solver: TypeAlias = SharedSolver | PairwiseSolver
-"""Weights of a head, kept up to date with its samples; ``stamp`` counts the ways that the weights of a state were computed."""
+"""Weights of a head, kept up to date with its samples."""
 
 
 def make_solver(stats: Statistics, options: SolverOptions, multiclass: str) -> Solver:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.memory import no_rows
 from torchlssvm.functional.votes import votes
-from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, joint_change, single_changes
-from torchlssvm.linear.diagnostics.leave_one_out import check_groups
+from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, moved_scores
 from torchlssvm.linear.diagnostics.whitened_problems import (
-    WHOLE_SHARE,
     HeadView,
-    Labelled,
+    Move,
     Problem,
     SampleChange,
     check_labels,
     check_samples,
     held_rows,
-    other_rows,
+    other_features,
     problems,
-    sample_weights,
+    system_rows,
 )
 from torchlssvm.linear.solvers import code_labels
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.linear_head import LinearHead
 
 Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
@@ -49,49 +50,38 @@ def influence(
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
     check_question(what, on, y_val)
     view.require_least_squares("influence")
-    parts = problems(view)
-    change = _change(view, x, y, what, y_new, weight)
-    members = None if groups is None else check_groups(groups, len(change))
-    gone = change.weight if members is None else _sizes(change, members)
-    if what == "remove" and len(gone) and float(gone.max()) >= view.n * WHOLE_SHARE:
-        raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
-    z = other_rows(view, x_val)  # (V, D)
-    before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)
+    change = _change(view, x, y, what, y_new, weight, groups)
+    change.check_rest(view.n)
+    features = other_features(view, x_val)
+    z, linear = system_rows(view, features, 1.0), features @ view.w + view.b  # (V, D), (V, outputs)
+    pairs = view.multiclass == "ovo"
+    if pairs and on == "loss":
+        raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
+    before = votes(linear, view.num_classes) if pairs else linear  # (V, K)
     targets = _targets_of(view, y_val, len(z)) if on == "loss" else before
     measure = measure_of(view, on, y_val, before, lambda scores: (targets - scores).square())
     start = measure(before[None])[0]
-    count = len(change) if members is None else len(members)
-    pairs = parts[0].pair is not None
-    if pairs and on == "loss":
-        raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
-    if on == "loss" and members is None:
-        return _losses(parts[0], change, z, targets) - start
-    out: Tensor | None = None
-    for rows, after in _after(parts, change, z, members):
+    out = torch.zeros(change.count, *start.shape, dtype=torch.float64, device=view.device)
+    if on == "loss":
+        for numbers, losses in _losses(Problem(view), change, z, targets):
+            out[numbers] = losses
+        return out - start
+    for numbers, after in _after(problems(view), change, z, linear):
         if pairs:
-            after = votes(after.reshape(-1, len(parts)), view.num_classes).view(*after.shape[:2], -1)
-        value = measure(after)
-        out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=view.device) if out is None else out
-        out[rows] = value
-    if out is None:
-        shape = (len(z), view.num_classes) if on == "scores" else ()
-        return torch.zeros(0, *shape, dtype=torch.float64, device=view.device)
+            after = votes(after.reshape(-1, after.shape[2]), view.num_classes).view(*after.shape[:2], -1)
+        out[numbers] = measure(after)
     return out - start
 
 
-def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any) -> SampleChange:
-    samples = check_samples(view, x, y, weight)
+def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any) -> SampleChange:
+    samples = check_samples(view, x, y, weight, groups)
     if (what == "relabel") != (y_new is not None):
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if what == "relabel":
-        if samples.labels is not None:
+        if samples.y.ndim == 1:
             return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
-        return replace(samples, new=check_samples(view, x, y_new).values)
+        return replace(samples, new=check_samples(view, x, y_new).y)
     return samples if what == "remove" else replace(samples, old=None, new=samples.old)
-
-
-def _sizes(samples: SampleChange, members: list[Tensor]) -> Tensor:
-    return torch.stack([samples.weight[m].sum() for m in members]) if members else no_rows(samples.weight)
 
 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
@@ -105,7 +95,7 @@ def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     return code_labels(check_labels(view, y, count, "y_val"), view.num_classes)
 
 
-def measure_of(view: Labelled, on: str | Measure, y_val: Any, before: Tensor, loss: Measure) -> Measure:
+def measure_of(view: HeadView | LinearHead, on: str | Measure, y_val: Any, before: Tensor, loss: Measure) -> Measure:
     """The requested function of changed scores. before: (V, K); loss: from (b, V, K) to (b, V, K)."""
     if callable(on):
         return on
@@ -121,128 +111,151 @@ def measure_of(view: Labelled, on: str | Measure, y_val: Any, before: Tensor, lo
     return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
 
 
-def _local(problem: Problem, y: Tensor | None) -> Tensor | None:
-    return None if y is None or y.ndim == 2 else problem.local(y)
-
-
-def _moves(problem: Problem, change: SampleChange, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """delta (B,) and c (B, K): how weights and right-hand side change, for class weights of after."""
-    times = change.weight
-    delta, c = torch.zeros_like(times), None
-    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
-        if y is None:
-            continue
-        local = _local(problem, y)
-        d = sign * sample_weights(local, weights, times)
-        target = y if local is None else problem.targets(local)
-        delta = delta + d
-        c = d[:, None] * target if c is None else c + d[:, None] * target
-    assert c is not None
-    return delta, c
-
-
-def _after(
-    parts: list[Problem], change: SampleChange, z: Tensor, members: list[Tensor] | None
-) -> Iterator[tuple[Tensor | slice, Tensor]]:
-    """Scores after each change: rows (of the samples, or of the groups) and scores (b, V, outputs)."""
-    if members is not None:
-        for i, rows in enumerate(members):
-            rows = rows.to(z.device)
-            yield slice(i, i + 1), torch.cat([_after_group(p, change, z, rows) for p in parts], 1)[None]
-    elif parts[0].pair is None:
-        old, new = (_local(parts[0], y) for y in (change.old, change.new))
-        for some, system, weights in parts[0].cases(old, new, change.weight):
-            yield from _tiles(parts[0], change, z, some, system, weights)
-    else:  # all pairs are needed at a time
-        plans = [_plan(p, change, z) for p in parts]
-        step = _step(len(z), len(parts))
-        for start in range(0, len(change), step):
-            pick = torch.arange(start, min(start + step, len(change)), device=z.device)
-            yield pick, torch.cat([plan(pick) for plan in plans], 2)
-
-
-def _step(points: int, outputs: int) -> int:
+def _after(parts: list[Problem], change: SampleChange, z: Tensor, before: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores after each change: numbers of changes (b,) and scores (b, V, outputs). All pairs are needed at a time."""
     # 2**22: changed scores that are held at a time: 32 MB
-    return max(1, min(WHITENED_ROWS, 2**22 // max(1, points * outputs)))
+    step = max(1, min(WHITENED_ROWS, 2**22 // max(1, before.numel())))
+    width = before.shape[1] // len(parts)
+    solved = [functools.cache(_solver_of(problem)) for problem in parts]
+    touched = [torch.isin(torch.arange(change.count, device=z.device), problem.touched(change)) for problem in parts]
+    for tile in torch.arange(change.count, device=z.device).split(step):
+        out = before.repeat(len(tile), 1, 1)
+        for i, problem in enumerate(parts):
+            columns = slice(i * width, (i + 1) * width)
+            some = tile[touched[i][tile]]
+            for number in some[~problem.stays(change)[some]].tolist():
+                out[number - int(tile[0]), :, columns] = _from_nothing(problem, change, number, z)
+            for weights, batches in problem.blocks(change, some):
+                system = solved[i](None if weights is None else tuple(weights.tolist()))
+                centred = system.centred(z.clone())
+                Z, start = system.rows(centred), system.scores(centred)
+                for numbers, move in _moves(problem, system, change, weights, batches):
+                    out[numbers - tile[0], :, columns] = start + moved_scores(Z, move.U, move.T)
+        yield tile, out
 
 
-def _tiles(
-    problem: Problem, change: SampleChange, z: Tensor, rows: Tensor | None, system: Whitened, weights: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores after the changes of some rows, tile by tile."""
-    centred = system.centred(z.clone())
-    Z, base = system.rows(centred), system.scores(centred)
-    delta, c = _moves(problem, change, weights)
-    chosen = torch.arange(len(change), device=z.device) if rows is None else rows
-    for part in chosen.split(_step(len(z), base.shape[1])):
-        v = system.centred(held_rows(problem.view, change.x[part]))
-        U = system.rows(v)
-        T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
-        yield part, base + (U @ Z.mT)[:, :, None] * T[:, None, :]
+def _solver_of(problem: Problem) -> Callable[[tuple[float, ...] | None], Whitened]:
+    def solve(weights: tuple[float, ...] | None) -> Whitened:
+        given = None if weights is None else torch.tensor(weights, dtype=torch.float64, device=problem.view.device)
+        return problem.whitened(given)
+
+    return solve
 
 
-def _plan(problem: Problem, change: SampleChange, z: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function from rows to scores (b, V, 1) of one pair after the change of each row."""
-    old, new, times = _local(problem, change.old), _local(problem, change.new), change.weight
-    lonely = torch.zeros_like(times, dtype=torch.bool)  # all that the pair has: without it its score is 0
-    first = torch.zeros_like(lonely)  # the first that an empty pair gets: a free intercept alone fits it
-    if old is not None and new is None:
-        lonely = (old >= 0) & (times >= problem.total * WHOLE_SHARE)
-    elif old is not None and new is not None:
-        lonely = (old >= 0) & (new < 0) & (times >= problem.total * WHOLE_SHARE)
-    if new is not None and problem.view.intercept == "free":
-        stays = problem.total if old is None else problem.total - torch.where(old >= 0, times, torch.zeros_like(times))
-        first = (new >= 0) & (torch.as_tensor(stays, device=z.device) <= 0)
-    cases = list(problem.cases(old, new, times))
-
-    def scores(pick: Tensor) -> Tensor:
-        out = torch.zeros(len(pick), len(z), 1, dtype=torch.float64, device=z.device)
-        for rows, system, weights in cases:
-            mine = torch.ones_like(lonely) if rows is None else torch.zeros_like(lonely).index_fill_(0, rows, True)
-            here = (mine & ~lonely & ~first)[pick].nonzero()[:, 0]
-            for part, value in _tiles(problem, change, z, pick[here], system, weights):
-                out[torch.searchsorted(pick, part)] = value
-        alone = first[pick].nonzero()[:, 0]
-        if len(alone) and new is not None:
-            out[alone] = problem.targets(new[pick[alone]])[:, None, :]
-        return out
-
-    return scores
+def _moves(
+    problem: Problem,
+    system: Whitened,
+    change: SampleChange,
+    weights: Tensor | None,
+    batches: list[tuple[Tensor, Tensor]],
+) -> Iterator[tuple[Tensor, Move]]:
+    """Moves by some changes, a block of rows at a time, with the numbers of the changes (b,)."""
+    for numbers, rows in batches:
+        size = max(1, WHITENED_ROWS // rows.shape[1])
+        for part, some in zip(numbers.split(size), rows.split(size), strict=True):
+            yield part, problem.moved(system, change, some, weights)
 
 
-def _after_group(problem: Problem, change: SampleChange, z: Tensor, rows: Tensor) -> Tensor:
-    """Scores (V, outputs) after all of a group's samples have changed."""
-    counts, times = problem.counts.clone(), change.weight[rows]
-    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
-        local = None if y is None else _local(problem, y[rows])
-        if local is not None:
-            counts.index_add_(0, local[local >= 0], times[local >= 0], alpha=sign)
-    if problem.pair is not None and float(counts.sum()) <= 0:
-        return torch.zeros(len(z), 1, dtype=torch.float64, device=z.device)
-    weights = problem.class_weights(counts if problem.follows_counts else None)
-    system = problem.whitened(weights) if problem.follows_counts else problem.main()
-    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.view, change.x[rows]))
-    delta, c = _moves(problem, change, weights)
-    U = system.rows(v)
-    T = joint_change(U, delta[rows], c[rows], system.scores(v))
-    return system.scores(centred) + system.rows(centred) @ (U.mT @ T)
+def _from_nothing(problem: Problem, change: SampleChange, number: int, z: Tensor) -> Tensor:
+    """Scores (V, outputs) after a change that leaves none of the present samples of a problem as it was.
 
-
-def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared errors (B,) after each single change, without any matrix of samples by points.
-
-    sum_z |r_z - g_zi T_i|^2 = sum |r|^2 - 2 T_i . (u_i Z^T r) + |T_i|^2 u_i (Z^T Z) u_i, with r the residuals at the points.
+    Without new samples they are 0. A free intercept alone fits the first new sample; the others join that system.
     """
-    out = torch.zeros_like(change.weight)
-    for rows, system, weights in problem.cases(_local(problem, change.old), _local(problem, change.new), change.weight):
+    rows, D = change.rows(number), z.shape[1]
+    weights = problem.class_weights(problem.counts_after(change)[number])
+    if change.new is not None:
+        rows = rows[problem.sample_weights(change.new[rows], None, change.weight[rows]) > 0]
+    outputs = 1 if problem.pair is not None else problem.view.num_classes
+    if change.new is None or not len(rows):
+        return z.new_zeros(len(z), outputs)
+    system = Whitened(torch.eye(D).to(z), z.new_zeros(D), z.new_zeros(D, outputs), z.new_zeros(outputs), 0.0)
+    if problem.view.intercept == "free":
+        first, rows = rows[:1], rows[1:]
+        d = problem.sample_weights(change.new[first], weights, change.weight[first])
+        mu, beta = held_rows(problem.view, change.x[first])[0], problem.targets(change.new[first])[0]
+        system = system._replace(mu=mu, beta=beta, n=float(d))
+    centred = system.centred(z.clone())
+    scores = system.scores(centred)
+    if not len(rows):
+        return scores
+    move = problem.moved(system, replace(change, old=None), rows[None], weights)
+    return scores + moved_scores(system.rows(centred), move.U[0], move.T[0])
+
+
+def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Numbers of changes (b,) and mean squared errors (b,) after each of them, without any matrix of samples by points.
+
+    sum_z |r_z - G_zI T|^2 = sum |r|^2 - 2 T . (U Z^T r) + T . (U Z^T Z U^T T), with r the residuals at the points.
+    """
+    every = torch.arange(change.count, device=z.device)
+    for number in every[~problem.stays(change)].tolist():
+        yield every[number : number + 1], (targets - _from_nothing(problem, change, number, z)).square().mean()[None]
+    for weights, batches in problem.blocks(change, every):
+        system = problem.whitened(weights)
         centred = system.centred(z.clone())
         Z, residual = system.rows(centred), targets - system.scores(centred)
         first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()
-        delta, c = _moves(problem, change, weights)
-        for part in (torch.arange(len(change), device=z.device) if rows is None else rows).split(WHITENED_ROWS):
-            v = system.centred(held_rows(problem.view, change.x[part]))
-            U = system.rows(v)
-            T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
-            linear = (T * (U @ first)).sum(1)
-            out[part] = zero - 2 * linear + T.square().sum(1) * torch.einsum("ij,ij->i", U @ second, U)
-    return out / targets.numel()
+        for numbers, (U, T, _, _) in _moves(problem, system, change, weights, batches):
+            linear, square = (T * (U @ first)).sum((1, 2)), (T * moved_scores(U @ second, U, T)).sum((1, 2))
+            yield numbers, (zero - 2 * linear + square) / targets.numel()
+
+
+GOOD_SIGN = {
+    ("remove", "loss"): 1.0, ("remove", "accuracy"): -1.0, ("relabel", "loss"): 1.0, ("relabel", "accuracy"): -1.0,
+    ("add", "loss"): -1.0, ("add", "accuracy"): 1.0,
+}  # fmt: skip
+"""Sign that marks a sample as helpful, for each kind of change and measure: e.g. the loss rises when it is removed."""
+
+
+@dataclass(frozen=True)
+class Influential:
+    """Samples (or groups) at both ends of the ranking, the strongest first.
+
+    Attributes:
+        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most:
+            without the helpful ones the model would be worse, without the harmful ones better.
+        help, harm: for each, how much: the change of loss or accuracy, as a number > 0.
+        helpful_ids, harmful_ids: their ids (or the names of the groups), where these were given.
+        change: the change for every sample or group (n,), as ``head.influence`` returns it.
+    """
+
+    helpful: Tensor
+    harmful: Tensor
+    help: Tensor
+    harm: Tensor
+    helpful_ids: tuple[Any, ...] | None
+    harmful_ids: tuple[Any, ...] | None
+    change: Tensor
+
+
+def check_ranking(what: str, on: Any, count: int) -> None:
+    """Refuse bad arguments before anything is computed."""
+    checks.one_of(what, "what", ("remove", "add", "relabel"))
+    checks.one_of(on, "on", ("loss", "accuracy"))
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be an integer >= 1, got {count!r}")
+
+
+def names_of(ids: Any, groups: Any, samples: int) -> list[Any] | None:
+    """Names of the entries of the ranking: the groups, or the ids of the samples."""
+    if groups is not None:
+        return list(dict.fromkeys(groups.tolist() if hasattr(groups, "tolist") else groups))
+    if ids is None:
+        return None
+    names = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if len(names) != samples:
+        raise ValueError(f"x and ids differ in length: {samples} rows, {len(names)} ids")
+    return names
+
+
+def rank(change: Tensor, what: str, on: str, count: int, names: list[Any] | None) -> Influential:
+    """Both ends of the ranking. change: (n,); equal ones in the order of their rows."""
+    good = GOOD_SIGN[what, on] * change
+    ends, amounts = [], []
+    for value in (good, -good):
+        order = value.argsort(descending=True, stable=True)[:count]
+        order = order[value[order] > 0]
+        ends.append(order)
+        amounts.append(value[order])
+    called = [None if names is None else tuple(names[i] for i in end.tolist()) for end in ends]
+    return Influential(ends[0], ends[1], amounts[0], amounts[1], called[0], called[1], change)

@@ -29,8 +29,7 @@ from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics.influence import Measure, check_question, measure_of
-from torchlssvm.linear.diagnostics.leave_one_out import check_groups
-from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_labels
+from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_groups, check_labels, counts_after
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import code_labels
 
@@ -98,18 +97,6 @@ class ClassSystem:
         return torch.cat(parts)
 
 
-def counts_after(change: SampleChange, counts: Tensor) -> Tensor:
-    """Samples by class after each change (changes, K). counts: (K,)."""
-    out = counts.to(torch.float64).repeat(change.count, 1)
-    number = torch.arange(len(change), device=change.x.device)  # of the change that a row is part of
-    for i, rows in enumerate(change.members or ()):
-        number[rows] = i
-    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
-        if y is not None:
-            out.index_put_((number, y), sign * change.weight, accumulate=True)
-    return out
-
-
 def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
@@ -127,7 +114,7 @@ def check_changes(
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     new = head._check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
     slots = None if what == "add" else head.samples.find(batch)
-    members = None if groups is None else [rows.to(head.device) for rows in check_groups(groups, len(batch))]
+    members = check_groups(groups, len(batch), head.device)
     if slots is not None:
         for rows in [torch.arange(len(batch), device=head.device)] if members is None else members:
             wanted = times[rows] if members is None else torch.zeros_like(head.samples.copies)
@@ -149,7 +136,7 @@ class ChangedScores:
     def __init__(self, head: MarginHead, changes: SampleChange):
         self.head, self.changes = head, changes
         head._solve()
-        self.after = counts_after(changes, head.counts)
+        self.after = counts_after(changes, head.counts, changes.old, changes.new)
         self.total = self.after.sum(1)
         if len(self.total) and float(self.total.min()) <= 0:
             raise ValueError(f"the head holds {head.n} samples: without the samples left out nothing is left")

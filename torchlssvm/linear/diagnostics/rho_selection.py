@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from torchlssvm.functional.spectrum import SCORED_ROWS, Spectrum, default_values
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
-from torchlssvm.linear.diagnostics.leave_one_out import check_samples_left
 from torchlssvm.linear.diagnostics.whitened_problems import (
     HeadView,
     Problem,
@@ -23,7 +23,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     gridded,
     problems,
     real_rows,
-    sample_weights,
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
@@ -86,12 +85,12 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
     if score == "accuracy":
         if method == "gcv" or samples is None:
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
-        if samples.labels is None:
+        if samples.y.ndim == 2:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
-        check_samples_left(samples, None, float(view.n))
+        samples.check_rest(view.n)
 
 
 def best_of(values: Tensor, errors: Tensor) -> float:
@@ -128,9 +127,9 @@ def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
     """The samples; their number in each class must match the head's."""
     samples = check_samples(view, x, y, weight)
     given = samples.weight.sum().expand(view.num_classes)
-    if samples.labels is not None:
+    if samples.y.ndim == 1:
         given = torch.zeros(view.num_classes, dtype=torch.float64, device=view.device)
-        given.index_add_(0, samples.labels, samples.weight)
+        given.index_add_(0, samples.y, samples.weight)
     held = view.counts
     if not torch.allclose(given, held, rtol=1e-9):
         raise ValueError(
@@ -139,74 +138,58 @@ def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
     return samples
 
 
-def _evaluation(problem: Problem, samples: SampleChange) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error, which is its weight in the head."""
-    local = None if samples.labels is None else problem.local(samples.labels)
-    y = samples.values if local is None else problem.targets(local)
-    assert y is not None
-    return local, y, sample_weights(local, problem.class_weights(), samples.weight)
-
-
 def leave_one_out_errors(
     parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, score: str
 ) -> Tensor:
     """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
-    if score == "accuracy" and parts[0].pair is not None:
-        return _pair_errors(parts, samples, rhos)
-    view, total, weight = parts[0].view, torch.zeros_like(rhos), 0.0
-    for problem in (p for p in parts if p.total > 0):
-        local, y, judged = _evaluation(problem, samples)
-        if problem.pair is not None:  # a pair of which one sample is left has no leave-one-out error
-            judged = torch.where(samples.weight >= problem.total, torch.zeros_like(judged), judged)
-        for rows, weights in problem.kinds(local, None, samples.weight):
-            own = main if rows is None and main is not None else problem.spectrum(weights)
-            projected, d = project(own, rhos), sample_weights(local, weights, samples.weight)
-            for start in range(0, len(samples) if rows is None else len(rows), WHITENED_ROWS):
-                pick: Any = slice(start, start + WHITENED_ROWS) if rows is None else rows[start : start + WHITENED_ROWS]
-                blocks = path_residuals(own, projected, real_rows(view, samples.x[pick]), y[pick], d[pick])
+    if score == "accuracy":
+        return _wrong_left_out(parts, samples, rhos, main)
+    total, weight = torch.zeros_like(rhos), 0.0
+    for problem in parts:
+        y, judged = (
+            problem.targets(samples.y),
+            problem.sample_weights(samples.y, problem.class_weights(), samples.weight),
+        )
+        judged = judged * problem.stays(samples)  # a pair of which one sample is left has no leave-one-out error
+        for own, projected, d, rows in _paths(problem, samples, rhos, main):
+            for pick in rows.split(WHITENED_ROWS):
+                blocks = path_residuals(own, projected, real_rows(problem.view, samples.x[pick]), y[pick], d[pick])
                 for part, residual, left in blocks:
-                    if score == "squared":
-                        errors = residual.square_().mean(1).div_(left.square_())
-                    else:
-                        assert samples.labels is not None
-                        scores = y[pick][part][:, :, None] - residual / left[:, None, :]
-                        errors = (scores.argmax(1) != samples.labels[pick][part][:, None]).to(torch.float64)
-                    total += judged[pick][part] @ errors
+                    total += judged[pick][part] @ residual.square_().mean(1).div_(left.square_())
         weight += float(judged.sum())
     return total / weight
 
 
-def _pair_errors(parts: list[Problem], samples: SampleChange, rhos: Tensor) -> Tensor:
-    """Shares of wrong leave-one-out votes (r,): all pairs are needed for each sample."""
-    view, labels = parts[0].view, samples.labels
-    assert labels is not None
-    plans = []
-    for problem in parts:
-        local, y, _ = _evaluation(problem, samples)
-        kinds: list[Any] = []
-        for rows, weights in problem.kinds(local, None, samples.weight) if problem.total > 0 else ():
-            own = problem.spectrum(weights)
-            mine = torch.ones(len(samples), dtype=torch.bool, device=labels.device)
-            if rows is not None:
-                mine = torch.zeros_like(mine).index_fill_(0, rows, True)
-            kinds.append((mine, own, project(own, rhos), sample_weights(local, weights, samples.weight)))
-        assert local is not None
-        plans.append((y, (local >= 0) & (samples.weight >= problem.total), kinds))
-    total = torch.zeros_like(rhos)
+def _paths(problem: Problem, samples: SampleChange, rhos: Tensor, main: Spectrum | None) -> Iterator[tuple[Any, ...]]:
+    """Spectrum, its projection, weights (B,) and rows (b,) of the samples for each of the class weights without one of them."""
+    for weights, batches in problem.blocks(samples, torch.arange(len(samples), device=rhos.device)):
+        for rows, _ in batches:
+            own = main if main is not None and not problem.view.options.follows_counts else problem.spectrum(weights)
+            yield own, project(own, rhos), problem.sample_weights(samples.y, weights, samples.weight), rows
+
+
+def _wrong_left_out(parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None) -> Tensor:
+    """Shares of wrong leave-one-out predictions (r,): all pairs are needed for each sample."""
+    view, labels, total, judged = parts[0].view, samples.y, torch.zeros_like(rhos), samples.weight
+    if parts[0].pair is None:
+        judged = parts[0].sample_weights(labels, parts[0].class_weights(), judged)
+    paths = [(problem.targets(labels), list(_paths(problem, samples, rhos, main))) for problem in parts]
     for pick in torch.arange(len(samples), device=labels.device).split(SCORED_ROWS):
-        scores = torch.zeros(len(pick), len(parts), len(rhos), dtype=torch.float64, device=labels.device)
-        for p, (y, alone, kinds) in enumerate(plans):
-            for mine, own, projected, d in kinds:
-                here = (mine[pick] & ~alone[pick]).nonzero()[:, 0]
-                at = pick[here]
+        scores = []
+        for y, kinds in paths:
+            mine = torch.zeros(len(pick), y.shape[1], len(rhos), dtype=torch.float64, device=labels.device)
+            for own, projected, d, rows in kinds:
+                at = rows[torch.isin(rows, pick)]
                 for part, residual, left in path_residuals(
                     own, projected, real_rows(view, samples.x[at]), y[at], d[at]
                 ):
-                    scores[here[part], p] = y[at][part] - residual[:, 0] / left
-        flat = scores.permute(0, 2, 1).reshape(-1, len(parts))
-        wrong = votes(flat, view.num_classes).argmax(1).view(len(pick), -1) != labels[pick][:, None]
-        total += samples.weight[pick] @ wrong.to(torch.float64)
-    return total / samples.weight.sum()
+                    mine[at[part] - pick[0]] = y[at[part]][:, :, None] - residual / left[:, None, :]
+            scores.append(mine)
+        flat = torch.cat(scores, 1).permute(0, 2, 1).flatten(0, 1)
+        flat = votes(flat, view.num_classes) if parts[0].pair is not None else flat
+        wrong = flat.argmax(1).view(len(pick), -1) != labels[pick][:, None]
+        total += judged[pick] @ wrong.to(torch.float64)
+    return total / judged.sum()
 
 
 def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None, ids: Any, score: str) -> Tensor:
@@ -271,8 +254,7 @@ def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
 
 def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
     """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
-    view, labels = parts[0].view, samples.labels
-    assert labels is not None
+    view, labels = parts[0].view, samples.y
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
     v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)
     for i, rho in enumerate(rhos):

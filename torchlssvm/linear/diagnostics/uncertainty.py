@@ -19,7 +19,8 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     Problem,
     check_labels,
     check_samples,
-    other_rows,
+    other_features,
+    system_rows,
 )
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
     samples = check_samples(view, x, y, weight)
     if not len(samples):
         raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
-    if samples.labels is None:
+    if samples.y.ndim == 2:
         raise ValueError("probabilities need labels: this head holds float targets")
-    made = fit(leave_one_out(view, x, y, weight, groups), samples.labels, samples.weight, method)
+    made = fit(leave_one_out(view, x, y, weight, groups), samples.y, samples.weight, method)
     return replace(made, grouped=groups is not None)
 
 
@@ -56,10 +57,15 @@ def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
 
 
 def _leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
-    system = Problem(view).whitened(None) if view.multiclass == "ovo" else view.system
+    system = Problem(view).solved(None) if view.multiclass == "ovo" else view.system
     x = checks.features(x, view.in_features, view.device)
     parts = (
-        [system.leverages(system.centred(other_rows(view, part))) for part in x.split(WHITENED_ROWS)] if len(x) else []
+        [
+            system.leverages(system.centred(system_rows(view, other_features(view, part), 1.0)))
+            for part in x.split(WHITENED_ROWS)
+        ]
+        if len(x)
+        else []
     )
     g = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=view.device)
     return g * (view.n / degrees_of_freedom(system)) if relative else g

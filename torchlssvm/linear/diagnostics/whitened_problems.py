@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.spectrum import Spectrum, spectrum
-from torchlssvm.functional.votes import votes
-from torchlssvm.functional.whitened import Whitened, inverse_lower
+from torchlssvm.functional.whitened import Whitened, inverse_lower, joint_change
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import resolve_rule
 from torchlssvm.linear.normal_equations import class_weights
@@ -23,6 +22,10 @@ from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_t
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, check_batch
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.linear_head import LinearHead
+
 
 WHOLE_SHARE = 1 - 1e-12
 """Share of the weight held above which samples count as all samples: float64 weights add up only to rounding."""
@@ -33,36 +36,55 @@ class HeadView:
     """Read-only view of a fitted head for the diagnostics. The head must not change while the view is in use.
 
     Attributes:
-        in_features, num_classes, multiclass, device: of the head.
+        multiclass: "ovr" or "ovo".
         options: rho, intercept and class weights.
-        statistics: None in the compact form.
+        statistics: the sums of the samples held.
         solver: the head's solver, up to date.
         w, b: weights (J, outputs) and intercepts (outputs,).
-        n, counts: the number of samples, in all and by class (K,) float64.
-        exact: True when samples are summed on a grid.
-        choices: labels or values, and the grids in use.
-        normalize: None, or how rows are normalized before the grid.
     """
 
-    in_features: int
-    num_classes: int
     multiclass: str
-    device: torch.device
     options: SolverOptions
     statistics: Statistics
     solver: Solver
     w: Tensor
     b: Tensor
-    n: int | float
-    counts: Tensor
-    exact: bool
-    choices: GridChoices
-    normalize: str | None = None
+
+    @property
+    def in_features(self) -> int:
+        """J, the number of features."""
+        return self.statistics.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes or targets."""
+        return self.statistics.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+        return self.statistics.device
+
+    @cached_property
+    def n(self) -> float:
+        """The number of samples (their total weight)."""
+        return float(self.statistics.n)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Samples per class (K,), float64."""
+        return self.statistics.counts.to(torch.float64)
 
     @property
     def intercept(self) -> str:
         """Treatment of the constant: "free", "penalized" or "none"."""
         return self.options.intercept
+
+    @cached_property
+    def choices(self) -> GridChoices:
+        """Labels or values, and the grids in use."""
+        stats = self.statistics
+        return GridChoices(stats.kind, stats.grid, stats.target_grid if stats.kind == "values" else None)
 
     @property
     def units(self) -> normal.Units:
@@ -72,13 +94,12 @@ class HeadView:
     @cached_property
     def standard(self) -> Standardization | None:
         """Standardization of the samples held; None for features as they are."""
-        stats = self.statistics
-        return standardization(stats) if stats is not None and stats.scale else None
+        return standardization(self.statistics) if self.statistics.scale else None
 
     @cached_property
     def system(self) -> Whitened:
         """The shared system, whitened: from the factor of the last solve if there is one, otherwise from a new solve."""
-        return self.solver.whitened() or Problem(self).whitened(class_weights(self.options.class_weight, self.counts))
+        return self.solver.whitened() or Problem(self).solved(class_weights(self.options.class_weight, self.counts))
 
     @property
     def rule(self) -> str:
@@ -90,23 +111,6 @@ class HeadView:
         if self.rule != "least_squares":
             raise ValueError(f"{name} is defined for rule='least_squares'; this head has rule={self.rule!r}")
 
-    def scores(self, x: Tensor) -> Tensor:
-        """Scores (B, K) as the head returns them. x: (B, J)."""
-        scores = normalized(x.to(torch.float64), self.normalize) @ self.w + self.b
-        return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
-
-
-class Labelled(Protocol):
-    """The part of a head, or of a view, that a check of labels needs."""
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the state."""
-
 
 @dataclass(frozen=True)
 class SampleChange:
@@ -116,7 +120,6 @@ class SampleChange:
         x: (B, J) rows as given; for a margin head in steps of its grid.
         old, new: labels (B,) or real targets (B, K) before and after; None for not held.
         weight: (B,) how often each was added.
-        weighted: False if every sample was added once.
         members: rows of each change of several samples; None where each sample is a change.
         slots: (B,) places of the rows that a margin head holds; None where they are to come.
     """
@@ -125,7 +128,6 @@ class SampleChange:
     old: Tensor | None
     new: Tensor | None
     weight: Tensor
-    weighted: bool = True
     members: list[Tensor] | None = None
     slots: Tensor | None = None
 
@@ -133,16 +135,11 @@ class SampleChange:
         return int(self.x.shape[0])
 
     @property
-    def labels(self) -> Tensor | None:
-        """Labels (B,) as held, or as they come; None for float targets."""
-        y = self.old if self.old is not None else self.new
-        return y if y is not None and y.ndim == 1 else None
-
-    @property
-    def values(self) -> Tensor | None:
-        """Float targets (B, K) as held, or as they come; None for labels."""
-        y = self.old if self.old is not None else self.new
-        return y if y is not None and y.ndim == 2 else None
+    def y(self) -> Tensor:
+        """Labels (B,) or targets (B, K) as held, or as they come."""
+        y = self.new if self.old is None else self.old
+        assert y is not None
+        return y
 
     @property
     def count(self) -> int:
@@ -153,29 +150,69 @@ class SampleChange:
         """Rows of a change."""
         return torch.tensor([i], device=self.x.device) if self.members is None else self.members[i]
 
+    def batches(self, numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Changes of equally many samples: their numbers (b,) and their rows (b, L). numbers: those of the changes wanted."""
+        if self.members is None:
+            yield numbers, numbers[:, None]
+            return
+        sizes: dict[int, list[int]] = {}
+        for i in numbers.tolist():
+            sizes.setdefault(len(self.members[i]), []).append(i)
+        for some in sizes.values():
+            yield torch.tensor(some, device=self.x.device), torch.stack([self.members[i] for i in some])
 
-def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> SampleChange:
-    """Samples as the head would take them in; raises what ``add`` would."""
+    @cached_property
+    def number(self) -> Tensor:
+        """The number of the change that each row is part of (B,)."""
+        out = torch.arange(len(self), device=self.x.device)
+        for i, rows in enumerate(self.members or ()):
+            out[rows] = i
+        return out
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Sums (changes,) over the samples of each change. values: (B,)."""
+        return values.new_zeros(self.count).index_add_(0, self.number, values)
+
+    def check_rest(self, held: float) -> None:
+        """ValueError if a change leaves no samples: an empty model gives no scores. held: their number before."""
+        if self.new is None and len(self) and float(self.summed(self.weight).max()) >= held * WHOLE_SHARE:
+            what = "the only sample" if self.members is None else "a group that is all there is"
+            raise ValueError(f"the head holds {held:g} samples: leaving out {what} leaves nothing to learn from")
+
+
+def check_groups(groups: Any, count: int, device: torch.device) -> list[Tensor] | None:
+    """The rows of each group. groups: (B,) numbers, or a list of names; None stays None."""
+    if groups is None:
+        return None
+    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(names) != count:
+        raise ValueError(f"x and groups differ in length: {count} rows, {len(names)} groups")
+    where: dict[Any, list[int]] = {}
+    for i, name in enumerate(names):
+        where.setdefault(name, []).append(i)
+    return [torch.tensor(rows, device=device) for rows in where.values()]
+
+
+def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None) -> SampleChange:
+    """Samples as the head would take them in, to be left out; raises what ``add`` would."""
+    stats = view.statistics
     batch = check_batch(
-        x, y, None, None, J=view.in_features, K=view.num_classes, folds=0, device=view.device, exact=view.exact,
-        choices=view.choices, wanted=view.choices, normalize=view.normalize,
+        x, y, None, None, J=view.in_features, K=view.num_classes, folds=0, device=view.device, exact=stats.exact,
+        choices=view.choices, wanted=view.choices, normalize=stats.normalize,
     )  # fmt: skip
-    if weight is None:
+    times = checks.weights(weight, batch.x)
+    if times is None:
         times = torch.ones(batch.x.shape[0], dtype=torch.float64, device=view.device)
-    else:
-        given = checks.weights(weight, batch.x)
-        assert given is not None
-        times = given
-        bad = ~(torch.isfinite(times) & (times > 0)) | (times != times.floor() if view.exact else times < 0)
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            kind = "an integer >= 1 (a multiplicity)" if view.exact else "a finite number > 0"
-            raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
+    bad = ~(torch.isfinite(times) & (times > 0)) | (times != times.floor() if stats.exact else times < 0)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        kind = "an integer >= 1 (a multiplicity)" if stats.exact else "a finite number > 0"
+        raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
     y = real_targets(batch, view.num_classes) if batch.labels is None else batch.labels
-    return SampleChange(batch.x, y, None, times, weight is not None)
+    return SampleChange(batch.x, y, None, times, check_groups(groups, len(times), view.device))
 
 
-def check_labels(view: Labelled, y: Any, count: int, name: str) -> Tensor:
+def check_labels(view: HeadView | LinearHead, y: Any, count: int, name: str) -> Tensor:
     """Labels (B,) in range."""
     labels = checks.as_tensor(y, name, view.device)
     if labels.shape != (count,) or labels.dtype not in checks.INTEGER_DTYPES:
@@ -216,10 +253,19 @@ def real_rows(view: HeadView, x: Tensor) -> Tensor:
     return torch.nn.functional.pad(phi, (0, 1), value=1.0) if view.intercept == "penalized" else phi
 
 
-def other_rows(view: HeadView, x: Any) -> Tensor:
-    """Rows (B, D) of samples that are not held, as ``forward`` takes them. x: (B, J)."""
+def other_features(view: HeadView, x: Any) -> Tensor:
+    """Features (B, J) of samples that are not held, as ``forward`` multiplies them by w."""
     phi = checks.features(x, view.in_features, view.device).to(torch.float64)
-    return system_rows(view, normalized(phi, view.normalize), 1.0)
+    return normalized(phi, view.statistics.normalize)
+
+
+class Move(NamedTuple):
+    """Changes of a system: whitened rows U (b, L, D), T (b, L, K), scores f (b, L, K) before, change of weight delta (b, L)."""
+
+    U: Tensor
+    T: Tensor
+    f: Tensor
+    delta: Tensor
 
 
 class Problem:
@@ -230,29 +276,35 @@ class Problem:
         self.counts = view.counts if pair is None else view.counts[list(pair)]
 
     @property
-    def follows_counts(self) -> bool:
-        """True when class weights depend on which samples are held."""
-        return self.view.options.follows_counts
-
-    @property
     def total(self) -> float:
         """The number of samples (their multiplicities) in this problem."""
-        if self.pair is None:
-            return float(self.view.n)
-        return float(self.counts.sum())
+        return self.view.n if self.pair is None else float(self.counts.sum())
 
-    def local(self, labels: Tensor) -> Tensor:
-        """Labels as numbers of this problem's classes, -1 for others. labels: (B,)."""
+    def local(self, y: Tensor | None) -> Tensor | None:
+        """Labels (B,) as numbers of this problem's classes, -1 for others; None for float targets, and for None."""
+        if y is None or y.ndim == 2:
+            return None
         if self.pair is None:
-            return labels
-        first, second = ((labels == c).to(torch.int64) for c in self.pair)
+            return y
+        first, second = ((y == c).to(torch.int64) for c in self.pair)
         return second + (first + second) - 1
 
-    def targets(self, local: Tensor) -> Tensor:
-        """Targets (B, K), or (B, 1) for a pair; rows of other classes are meaningless. local: (B,)."""
+    def targets(self, y: Tensor) -> Tensor:
+        """Targets (B, K) of labels (B,), or (B, 1) for a pair; rows of other classes are meaningless. Float targets stay."""
+        local = self.local(y)
+        if local is None:
+            return y
         if self.pair is None:
-            return code_labels(local.clamp(min=0), self.view.num_classes)
+            return code_labels(local, self.view.num_classes)
         return (1.0 - 2.0 * local.clamp(min=0).to(torch.float64))[:, None]
+
+    def sample_weights(self, y: Tensor | None, weights: Tensor | None, times: Tensor) -> Tensor:
+        """d (B,): multiplicity times class weight; 0 for samples of other classes, and for None. y: as in a change."""
+        local = self.local(y)
+        if y is None or local is None:
+            return torch.zeros_like(times) if y is None else times
+        d = times if weights is None else times * weights[local.clamp(min=0)]
+        return torch.where(local >= 0, d, torch.zeros_like(d))
 
     def class_weights(self, counts: Tensor | None = None) -> Tensor | None:
         """Weights by class, of this problem's classes, for given counts (K,) or those held."""
@@ -261,20 +313,17 @@ class Problem:
             return option if option is None or self.pair is None else option[list(self.pair)]
         return class_weights(option, self.counts if counts is None else counts)
 
-    def whitened(self, weights: Tensor | None) -> Whitened:
-        """The system for these class weights, from a solve."""
-        view, stats = self.view, self.view.statistics
-        if self.pair is not None and self.total == 0:  # no sample of either class: its score is 0
-            D = view.in_features + (view.intercept == "penalized")
-            zero = torch.zeros(D, 1, dtype=torch.float64, device=view.device)
-            eye = torch.eye(D, dtype=torch.float64, device=view.device)
-            return Whitened(eye, zero[:, 0], zero, zero[0], 0.0)
-        assert stats is not None  # the compact form has one system, which is whitened already
-        base = normal.solve(
-            stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard=view.standard
-        )
+    def solved(self, weights: Tensor | None) -> Whitened:
+        """The system of the samples held for these class weights, from a solve."""
+        view, weights = self.view, self.weights_of_all_classes(weights)
+        base = normal.solve(view.statistics, view.units, view.intercept, weights, self.pair, standard=view.standard)
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.scale)
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
+
+    def whitened(self, weights: Tensor | None) -> Whitened:
+        """As :meth:`solved`, from the head's own solve where that is the one."""
+        shared = self.pair is None and not self.view.options.follows_counts
+        return self.view.system if shared else self.solved(weights)
 
     def weights_of_all_classes(self, weights: Tensor | None) -> Tensor | None:
         """Class weights of this problem as weights of all classes."""
@@ -284,34 +333,47 @@ class Problem:
         out[list(self.pair)] = weights
         return out
 
-    def kinds(
-        self, old: Tensor | None, new: Tensor | None, weight: Tensor
-    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """Class weights after a change of one sample from label ``old`` to ``new`` (local, -1: not held).
+    def counts_after(self, change: SampleChange) -> Tensor:
+        """Samples by class of this problem after each change (changes, classes)."""
+        return counts_after(change, self.counts, self.local(change.old), self.local(change.new))
 
-        Yields rows (an index, or None for all) and the class weights after the change. One kind, unless weights follow counts.
+    def touched(self, change: SampleChange) -> Tensor:
+        """Numbers of the changes that change samples of this problem."""
+        old, new = (self.sample_weights(y, None, change.weight) for y in (change.old, change.new))
+        return change.summed(old + new).nonzero()[:, 0]
+
+    def stays(self, change: SampleChange) -> Tensor:
+        """Mask (changes,) of those after which some of the present samples are still as they were."""
+        return change.summed(self.sample_weights(change.old, None, change.weight)) < self.total * WHOLE_SHARE
+
+    def blocks(self, change: SampleChange, some: Tensor) -> Iterator[tuple[Tensor | None, list[tuple[Tensor, Tensor]]]]:
+        """Some changes by the class weights after them: these weights, and numbers (b,) and rows (b, L) of the changes.
+
+        A change is judged in the system that has the samples as *before* it and class weights as *after* it. Changes after
+        which none of the present samples stays have no such system; they are left out. some: the numbers of the changes.
         """
-        if not self.follows_counts:
-            yield None, self.class_weights()
+        some = some[self.stays(change)[some]]
+        if not len(some):
             return
-        none = torch.full_like(weight, -1.0)
-        table = torch.stack([none if y is None else y.to(torch.float64) for y in (old, new)] + [weight], 1)
-        values, which = table.unique(dim=0, return_inverse=True)
-        for i, (before, after, times) in enumerate(values.tolist()):
-            counts = self.counts.clone()
-            if before >= 0:
-                counts[int(before)] -= times
-            if after >= 0:
-                counts[int(after)] += times
-            if float(counts.sum()) > 0:
-                yield (which == i).nonzero()[:, 0], self.class_weights(counts)
+        if not self.view.options.follows_counts:
+            yield self.class_weights(), list(change.batches(some))
+            return
+        counts, kinds = self.counts_after(change)[some].unique(dim=0, return_inverse=True)
+        for i, after in enumerate(counts):
+            yield self.class_weights(after), list(change.batches(some[kinds == i]))
 
-    def cases(
-        self, old: Tensor | None, new: Tensor | None, weight: Tensor
-    ) -> Iterator[tuple[Tensor | None, Whitened, Tensor | None]]:
-        """As :meth:`kinds`, with the system in which the change is judged: samples as *before*, class weights as *after*."""
-        for rows, weights in self.kinds(old, new, weight):
-            yield rows, self.main() if rows is None else self.whitened(weights), weights
+    def moved(self, system: Whitened, change: SampleChange, rows: Tensor, weights: Tensor | None) -> Move:
+        """The move of a system by changes of equally many samples. rows: (b, L); weights: by class, after the change."""
+        flat, shape = rows.reshape(-1), (*rows.shape, -1)
+        v, times = system.centred(held_rows(self.view, change.x[flat])), change.weight[flat]
+        U, f = system.rows(v).view(shape), system.scores(v).view(shape)
+        delta, c = torch.zeros_like(times), torch.zeros_like(f)
+        for y, sign in ((change.old, -1.0), (change.new, 1.0)):
+            if y is not None:
+                d = sign * self.sample_weights(y[flat], weights, times)
+                delta, c = delta + d, c + (d[:, None] * self.targets(y[flat])).view(shape)
+        delta = delta.view(rows.shape)
+        return Move(U, joint_change(U, delta, c, f), f, delta)
 
     def spectrum(self, weights: Tensor | None, stats: Statistics | None = None) -> Spectrum:
         """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own.
@@ -325,9 +387,15 @@ class Problem:
         m = normal.moments(stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 
-    def main(self) -> Whitened:
-        """The system as it is."""
-        return self.view.system if self.pair is None else self.whitened(self.class_weights())
+
+def counts_after(change: SampleChange, counts: Tensor, old: Tensor | None, new: Tensor | None) -> Tensor:
+    """Samples by class after each change (changes, K). counts: (K,); old, new: labels (B,), -1 for none of these classes."""
+    out = counts.to(torch.float64).repeat(change.count, 1)
+    for y, sign in ((old, -1.0), (new, 1.0)):
+        if y is not None:
+            part = torch.where(y >= 0, sign * change.weight, torch.zeros_like(change.weight))
+            out.index_put_((change.number, y.clamp(min=0)), part, accumulate=True)
+    return out
 
 
 def problems(view: HeadView) -> list[Problem]:
@@ -335,11 +403,3 @@ def problems(view: HeadView) -> list[Problem]:
     if view.multiclass == "ovo":
         return [Problem(view, pair) for pair in itertools.combinations(range(view.num_classes), 2)]
     return [Problem(view)]
-
-
-def sample_weights(local: Tensor | None, weights: Tensor | None, times: Tensor) -> Tensor:
-    """d (B,): multiplicity times class weight; 0 for samples of other classes. local: (B,), None for float targets."""
-    if local is None:
-        return times
-    d = times if weights is None else times * weights[local.clamp(min=0)]
-    return torch.where(local >= 0, d, torch.zeros_like(d))
