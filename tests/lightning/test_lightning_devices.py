@@ -50,7 +50,7 @@ def by_hand(m: LSSVMModule, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     m.on_train_epoch_end()
     m.on_validation_epoch_start()
     m.validation_step((x, y), 0)
-    out |= m.judged[0][0]._asdict()
+    out |= dict(zip(("ids", "predicted", "y", "loss"), m.judged[0][0], strict=True))
     del out["ids"]
     out["scores"] = m.predict_step((x, y), 0)
     out["forward"] = m(x)

@@ -18,9 +18,7 @@ from torchlssvm.store import SampleStore
 KILLED = -signal.SIGKILL
 # Lightning deals samples out in the order of a DistributedSampler with seed 0: 66 is learned in batch 0, 31 in 3, 43 in 4.
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "never": {"stored": False, "kills": []},
     "both": {"stored": False, "kills": [{"after": 5, "victims": [0, 1]}]},
-    "both, with a store": {"stored": True, "kills": [{"after": 5, "victims": [0, 1]}]},
     "both, then an erasure": {"stored": True, "kills": [{"after": 5, "victims": [0, 1]}], "erased": (66, 31, 43)},
     "the first": {"stored": False, "kills": [{"after": 7, "victims": [0]}]},
     "the second, with a store": {"stored": True, "kills": [{"after": 3, "victims": [1]}]},

@@ -239,8 +239,6 @@ def test_all_are_silent_during_sanity_checking(tmp_path: Path, name: str) -> Non
         FitHead(when="validation", features=lambda x: x), DataCorrection([Add(ids=["a"], x=x[:1], y=y[:1])]), DriftMonitor(),
         LabelAudit(tmp_path / "a.jsonl", samples=lambda: ([], x, y)), judge,
     ]  # fmt: skip
-    keys = [callback.state_key for callback in callbacks]
-    assert len(set(keys)) == len(keys)
     val = DataLoader(TensorDataset(x, y), batch_size=15)
     quiet(tmp_path, callbacks=callbacks, logger=ear.logger, num_sanity_val_steps=2).fit(Plain(head), val, val)
     assert judge.seen == (0, [])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.ddp_pending_worker import MOMENTS, OTHER, X, Y
+from tests.support.ddp_pending_worker import CASES, OTHER, X, Y
 from tests.support.lightning_tools import K, truth
 
 WORLDS = (1, 2)
@@ -44,9 +44,7 @@ def expected(stored: bool) -> tuple[str, list[str]]:
     return truth(x[keep], y[keep]).digest(), sorted(map(str, keep))
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("moment", "shuffle", "stored"), CASES)
 def test_one_process_and_two_end_alike(runs: Any, moment: str, shuffle: bool, stored: bool) -> None:
     name = f"{moment} {shuffle} {stored}"
     digest, ids = expected(stored)

@@ -5,7 +5,6 @@ Each rank writes what every scenario ended with into FOLDER/rank<r>.json.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -26,7 +25,8 @@ from torchlssvm.store import SampleStore  # noqa: E402
 
 X, Y = samples()
 OTHER, _ = samples(67, seed=5)
-MOMENTS = ("start", "during", "end")
+CASES = list(zip(("start", "during", "end") * 2, (False, True) * 3, (False,) * 3 + (True,) * 3, strict=True))
+"""When corrections arrive, whether samples are shuffled, whether there is a store."""
 
 
 def corrections(stored: bool) -> list[Any]:
@@ -45,7 +45,7 @@ def corrections(stored: bool) -> list[Any]:
 
 def main(folder: Path, rank: int, world: int) -> None:
     found: dict[str, Any] = {}
-    for moment, shuffle, stored in itertools.product(MOMENTS, (False, True), (False, True)):
+    for moment, shuffle, stored in CASES:
         name = f"{moment} {shuffle} {stored}"
         place = folder / name.replace(" ", "_")
         if rank == 0:

@@ -42,7 +42,8 @@ def _main(rank: int, world: int, folder: str, seconds: float, jobs: list[Callabl
 def run(world: int, jobs: list[Callable[..., Any]], seconds: float = 60.0) -> dict[str, list[Any]]:
     """Each job's results, by rank. Jobs are functions (rank, world) of an importable module."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")  # one by one: torch's own spawn ends all processes when one dies
+        context = mp.get_context("forkserver")  # one by one: torch's own spawn ends all processes when one dies
+        context.set_forkserver_preload(["pytest", "torchlssvm.distributed", "tests.support.ranks"])
         processes = [context.Process(target=_main, args=(r, world, folder, seconds, jobs)) for r in range(world)]
         for process in processes:
             process.start()

@@ -11,17 +11,19 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
-from torch.utils.data.dataset import Dataset
+from torch.nn.functional import interpolate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from torchlssvm.lightning.batches import Indexed, ResumableLoader
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of each colour that ImageNet's networks were trained with."""
+# Mean and standard deviation of each colour that ImageNet's networks were trained with.
+IMAGENET_COLOURS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class IndexedData(LightningDataModule):
-    """Loaders over ``self.train`` and ``self.val``, datasets of (x, y); training samples have ids, ``train/0`` and so on.
+class DigitsData(LightningDataModule):
+    """scikit-learn's 1,797 digits: as 64 features, or with ``size`` as pictures (3, size, size) for a network.
+
+    Training samples have ids, ``train/0`` and so on. Every fifth digit is a validation sample.
 
     Args:
         size: pixels of a side of pictures; None for features (digits) or 96 (CIFAR-10).
@@ -38,8 +40,7 @@ class IndexedData(LightningDataModule):
     ):  # fmt: skip
         super().__init__()
         self.size, self.noise, self.limit, self.seed, self.stand_in = size, noise, limit, seed, stand_in
-        self.options = {"batch_size": batch_size, "num_workers": num_workers}
-        self.shuffle = shuffle
+        self.shuffle, self.options = shuffle, {"batch_size": batch_size, "num_workers": num_workers}
         self.train: Any = None
         self.val: Any = None
 
@@ -52,12 +53,21 @@ class IndexedData(LightningDataModule):
         except FileNotFoundError as error:
             if not self.stand_in:
                 raise
-            rank_zero_info(f"data: {error}; using scikit-learn's digits instead")
-            self.train, self.val = digits(min(self.size or 64, 64), self.noise, self.limit, self.seed)
+            rank_zero_info(f"data: {error}")
+            self.train, self.val = DigitsData(min(self.size or 64, 64), self.noise, self.limit, seed=self.seed).read()
 
     def read(self) -> tuple[Any, Any]:
-        """Return the datasets for training and validation."""
-        raise NotImplementedError
+        """Return the datasets of (x, y) for training and validation."""
+        from sklearn.datasets import load_digits
+
+        rank_zero_info("data: scikit-learn's digits, which come with it; nothing is downloaded")
+        found = load_digits()
+        x, y = torch.from_numpy(found.data).float() / 16, torch.from_numpy(found.target).long()
+        if self.size is not None:
+            x = interpolate(x.reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8), size=(self.size, self.size), mode="bilinear")
+        val, n = torch.arange(len(x)) % 5 == 4, self.limit
+        labels = noisy_labels(y[~val], self.noise, self.seed)
+        return TensorDataset(x[~val][:n], labels[:n]), TensorDataset(x[val][:n], y[val][:n])
 
     def train_dataloader(self) -> ResumableLoader:
         """Loader of the training samples with ids, which resumes in the middle of an epoch."""
@@ -70,16 +80,7 @@ class IndexedData(LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-class DigitsData(IndexedData):
-    """scikit-learn's 1,797 digits: as 64 features, or with ``size`` as pictures (3, size, size) for a network."""
-
-    def read(self) -> tuple[Any, Any]:
-        """Read the digits; every fifth is a validation sample."""
-        rank_zero_info("data: scikit-learn's digits, which come with it; nothing is downloaded")
-        return digits(self.size, self.noise, self.limit, self.seed)
-
-
-class Cifar10Data(IndexedData):
+class Cifar10Data(DigitsData):
     """The 10,000 + 2,000 pictures of ``cifar10/cifar10_12k.npz`` in the folder that TORCHLSSVM_DATA names."""
 
     def read(self) -> tuple[Any, Any]:
@@ -87,17 +88,14 @@ class Cifar10Data(IndexedData):
         path = Path(os.environ.get("TORCHLSSVM_DATA", "."), "cifar10", "cifar10_12k.npz")
         if not path.exists():
             raise FileNotFoundError(f"there is no {path} (TORCHLSSVM_DATA names its folder)")
-        found = np.load(path)
+        found, n = np.load(path), self.limit
         y = {part: torch.from_numpy(found[f"y_{part}"]).long() for part in ("train", "test")}
         y["train"] = noisy_labels(y["train"], self.noise, self.seed)
-        train, val = (
-            Pictures(found[f"x_{part}"][: self.limit], y[part][: self.limit], self.size or 96)
-            for part in ("train", "test")
-        )
+        train, val = (Pictures(found[f"x_{part}"][:n], labels[:n], self.size or 96) for part, labels in y.items())
         return train, val
 
 
-class FolderData(IndexedData):
+class FolderData(DigitsData):
     """Photographs in ``root/train/<class>/`` and ``root/val/<class>/``.
 
     Args:
@@ -124,10 +122,12 @@ class FolderData(IndexedData):
 
         steps = transforms.Compose([
             transforms.Resize(self.size), transforms.CenterCrop(self.size), transforms.ToTensor(),
-            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+            transforms.Normalize(*IMAGENET_COLOURS),
         ])  # fmt: skip
-        train, val = (ImageFolder(str(found / part), steps) for part in ("train", "val"))
-        return every_nth(train, self.limit), every_nth(val, self.limit)
+        parts = [ImageFolder(str(found / part), steps) for part in ("train", "val")]
+        counts = [len(part) if self.limit is None else min(self.limit, len(part)) for part in parts]
+        train, val = (Subset(p, [k * len(p) // n for k in range(n)]) for p, n in zip(parts, counts, strict=True))
+        return train, val
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
@@ -142,23 +142,8 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(self.x[index]).float()[None] / 255
-        x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)[0]
-        mean, std = torch.tensor(IMAGENET_MEAN)[:, None, None], torch.tensor(IMAGENET_STD)[:, None, None]
-        return (x - mean) / std, self.y[index]
-
-
-def digits(size: int | None, noise: float, limit: int | None, seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """scikit-learn's digits for training and validation: features (n, 64), or pictures (n, 3, size, size)."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    x, y = torch.from_numpy(found.data).float() / 16, torch.from_numpy(found.target).long()
-    if size is not None:
-        pictures = x.reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8)
-        x = torch.nn.functional.interpolate(pictures, size=(size, size), mode="bilinear")
-    val = torch.arange(len(x)) % 5 == 4
-    labels = noisy_labels(y[~val], noise, seed)
-    return TensorDataset(x[~val][:limit], labels[:limit]), TensorDataset(x[val][:limit], y[val][:limit])
+        mean, std = torch.tensor(IMAGENET_COLOURS)[:, :, None, None]
+        return (interpolate(x, size=(self.size, self.size), mode="bilinear")[0] - mean) / std, self.y[index]
 
 
 def noisy_labels(y: Tensor, share: float, seed: int) -> Tensor:
@@ -166,10 +151,3 @@ def noisy_labels(y: Tensor, share: float, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(len(y), generator=generator) < share
     return torch.where(wrong, (y + torch.randint(1, 10, (len(y),), generator=generator)) % 10, y)
-
-
-def every_nth(dataset: Any, limit: int | None) -> Any:
-    """At most ``limit`` samples, spread evenly."""
-    if limit is None or limit >= len(dataset):
-        return dataset
-    return Subset(dataset, [k * len(dataset) // limit for k in range(limit)])

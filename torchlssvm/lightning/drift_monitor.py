@@ -21,8 +21,8 @@ class DriftMonitor(Callback):
         threshold: refresh if the drift exceeds this value.
         head: where the head is in the LightningModule.
 
-    >>> DriftMonitor(every=50, threshold=1e-9).state_key
-    'DriftMonitor(head=head)'
+    >>> DriftMonitor(every=50, threshold=1e-9).refreshes
+    0
     """
 
     def __init__(self, every: int = 100, threshold: float = 1e-10, head: str = "head"):
@@ -30,19 +30,15 @@ class DriftMonitor(Callback):
         self.last: float | None = None
         self.refreshes = 0
 
-    @property
-    def state_key(self) -> str:
-        """Key of the state, one for each head."""
-        return f"DriftMonitor(head={self.head})"
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """ValueError if the head has no drift to measure."""
-        machines_of(find_head(pl_module, self.head))
+        for machine in machines_of(find_head(pl_module, self.head)):
+            if method_of(machine, "drift", "kkt_violation") is None:
+                raise ValueError(f"a {type(machine).__name__} has neither drift() nor kkt_violation() to monitor")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Measure the drift every ``every`` batches."""
-        batch_idx = args[2]
-        if (batch_idx + 1) % self.every == 0:
+        if (args[2] + 1) % self.every == 0:
             self.look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,8 +47,7 @@ class DriftMonitor(Callback):
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the drift, log it, and refresh the head if needed. Each rank measures its own head."""
-        head = find_head(pl_module, self.head)
-        held = [part for part in machines_of(head) if SampleAdapter(part).count]
+        held = [part for part in machines_of(find_head(pl_module, self.head)) if SampleAdapter(part).count]
         if not held:
             return
         self.last = max(float(method_of(part, "drift", "kkt_violation")()) for part in held)
@@ -62,22 +57,10 @@ class DriftMonitor(Callback):
             self.refreshes += 1
         log_metrics(trainer, {"drift": self.last, "refreshes": float(self.refreshes)})
 
-    def state_dict(self) -> dict[str, Any]:
-        """The last drift and the number of refreshes."""
-        return {"last": self.last, "refreshes": self.refreshes}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the last drift and the number of refreshes."""
-        self.last, self.refreshes = state_dict["last"], state_dict["refreshes"]
-
 
 def machines_of(head: Any) -> list[Any]:
-    """The machines whose drift is that of the head; ValueError if they have none."""
-    machines = list(getattr(head, "machines", None) or [head])
-    for machine in machines:
-        if method_of(machine, "drift", "kkt_violation") is None:
-            raise ValueError(f"a {type(machine).__name__} has neither drift() nor kkt_violation(): nothing to monitor")
-    return machines
+    """The machines whose drift is that of the head."""
+    return list(getattr(head, "machines", None) or [head])
 
 
 def method_of(machine: Any, *names: str) -> Any:

@@ -8,13 +8,12 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.functional import checks
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.head_lookup import Frozen, check_interval, find_features, find_head, log_metrics
+from torchlssvm.lightning.head_lookup import check_interval, find_features, find_head, frozen, log_metrics
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
-
-FIT_MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 
 
 class FitHead(Callback):
@@ -30,8 +29,8 @@ class FitHead(Callback):
             classifier that ``attach`` made, or ``backbone``.
         loader: the loader to fit on; by default the train loader. Samples must not be augmented at random.
 
-    >>> FitHead(when="validation").state_key
-    'FitHead(head=head, when=validation)'
+    >>> FitHead(when="validation").fits
+    0
     """
 
     def __init__(
@@ -42,17 +41,10 @@ class FitHead(Callback):
         features: str | Callable[[Any], Tensor] | None = None,
         loader: Any = None,
     ):
-        if when not in FIT_MOMENTS:
-            raise ValueError(f"when must be one of {', '.join(FIT_MOMENTS)}; got {when!r}")
-        self.when, self.every, self.head, self.features, self.loader = (
-            when, check_interval(every, "every"), head, features, loader,
-        )  # fmt: skip
+        self.when = checks.one_of(when, "when", ("fit_start", "validation", "epoch_end", "train_end"))
+        self.every = check_interval(every, "every")
+        self.head, self.features, self.loader = head, features, loader
         self.fits = 0
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state, one for each head and moment."""
-        return f"FitHead(head={self.head}, when={self.when})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit, if this is the moment."""
@@ -82,7 +74,7 @@ class FitHead(Callback):
         head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
         samples = SampleAdapter(head)
         samples.clear()
-        with Frozen(pl_module):
+        with frozen(pl_module):
             for batch_idx, raw in enumerate(loader):
                 batch = unpack(pl_module.transfer_batch_to_device(raw, pl_module.device, 0))
                 keep = ranks.without_padding(loader, batch_idx, len(batch.y))
@@ -90,8 +82,8 @@ class FitHead(Callback):
                 phi = phi.flatten(1) if phi.ndim > 2 else phi
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.add_up(head)
-        if isinstance(head, LSSVMHead):
-            head._refresh_rho()
+        if isinstance(head, LSSVMHead) and samples.count:
+            head.refresh()
         self.fits += 1
         log_metrics(trainer, {"head_samples": float(samples.count)})
 
@@ -102,11 +94,3 @@ class FitHead(Callback):
             return
         for x, labels in ranks.gather((phi.cpu(), y.cpu())) if ranks.are_several() else [(phi, y)]:
             head.add(x.to(phi.device), labels.to(phi.device))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Number of fits so far."""
-        return {"fits": self.fits}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of fits."""
-        self.fits = state_dict["fits"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -16,12 +17,7 @@ from torchlssvm.linear.attach import AttachedClassifier
 
 def find_head(module: LightningModule, path: str) -> Any:
     """Find the head, or kernel machine, at a dotted path; the head of what ``attach`` made, if that is there."""
-    try:
-        found = reduce(getattr, path.split("."), module)
-    except AttributeError:
-        raise ValueError(
-            f"{type(module).__name__} has no {path!r}: say where its head is, e.g. head='classifier.head'"
-        ) from None
+    found = find_part(module, path, "where its head is, e.g. head='classifier.head'")
     found = found.head if isinstance(found, AttachedClassifier) else found
     if not all(callable(getattr(found, verb, None)) for verb in ("add", "remove")):
         raise ValueError(f"{type(module).__name__}.{path} is no head: a {type(found).__name__} cannot add and remove")
@@ -35,31 +31,29 @@ def find_features(module: LightningModule, features: str | Callable[[Any], Tenso
     own = getattr(module, "classifier", None)
     if features is None and isinstance(own, AttachedClassifier):
         return own.features
-    name = features or "backbone"
+    found: Callable[[Any], Tensor] = find_part(module, features or "backbone", "what makes features, features=...")
+    return found
+
+
+def find_part(module: LightningModule, path: str, remedy: str) -> Any:
+    """Find an attribute of a module by its dotted path."""
     try:
-        found: Any = reduce(getattr, name.split("."), module)
+        return reduce(getattr, path.split("."), module)
     except AttributeError:
-        raise ValueError(
-            f"{type(module).__name__} has no {name!r}: say what makes features of inputs, features=..."
-        ) from None
-    return found  # type: ignore[no-any-return]
+        raise ValueError(f"{type(module).__name__} has no {path!r}: say {remedy}") from None
 
 
-class Frozen:
-    """A module in eval mode without gradients for a while; the mode of each part is put back."""
-
-    def __init__(self, module: nn.Module):
-        self.modes = [(part, part.training) for part in module.modules()]
-        self.no_grad = torch.no_grad()
-
-    def __enter__(self) -> None:
-        for part, _ in self.modes:
-            part.training = False
-        self.no_grad.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.no_grad.__exit__(*error)
-        for part, mode in self.modes:
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Put a module in eval mode, without gradients, for a while; the mode of each part is put back."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes:
             part.training = mode
 
 

@@ -14,9 +14,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections.head_samples import HeadSamples, hash_samples
+from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
+from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.whitened import margins
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.learner import Learner
@@ -25,10 +27,6 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 HeldSamples = tuple[list[str], Tensor, Tensor]
 """(ids, x (n, J), y (n,)) of the samples held."""
-
-
-CHUNK_SAMPLES = 4096
-"""Samples scored at a time: bounds memory, and is enough to keep a matrix product busy."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class LabelAudit(Callback):
             ``ids``; by default they come from the store of an ``LSSVMModule``, or are kept in memory while it trains, and
             events then carry them.
 
-    >>> LabelAudit("suspects.jsonl").state_key
-    'LabelAudit(head=head, path=suspects.jsonl)'
+    >>> LabelAudit("suspects.jsonl", fraction=0.05).suspects
+    []
     """
 
     def __init__(
@@ -72,19 +70,12 @@ class LabelAudit(Callback):
     ):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
-        if action not in ("relabel", "remove"):
-            raise ValueError(f"action must be 'relabel' or 'remove', got {action!r}")
-        self.path, self.fraction, self.action, self.every = Path(path), fraction, action, check_interval(every, "every")
+        self.action = checks.one_of(action, "action", ("relabel", "remove"))
+        self.path, self.fraction, self.every = Path(path), fraction, check_interval(every, "every")
         self.head, self.samples = head, samples
         self.suspects: list[Suspect] = []
-        self.audits = 0
         self._learner: Learner | None = None
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state, one for each head and file."""
-        return f"LabelAudit(head={self.head}, path={self.path})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the samples, or start to collect them while they are learned."""
@@ -122,72 +113,51 @@ class LabelAudit(Callback):
         kept = {name: value for part in ranks.gather(self._kept) for name, value in part.items()}
 
         def work() -> list[Suspect]:
-            ids, x, y, carried = self._held(kept)
+            ids, x, y = self._held(kept)
             if not ids:
                 return []
-            ranked = rank_suspects(head, ids, x, y, self._machine_ids(ids))
-            count = int(self.fraction * len(ranked))
-            chosen = [s for s in ranked[:count] if s.margin < 0]
-            self._write(chosen, {name: k for k, name in enumerate(ids)} if carried else None, x, y)
+            learner = self._learner if self.samples is None else None
+            numbers = learner.corrector.machine_ids(ids) if learner else None
+            ranked = rank_suspects(head, ids, x, y, numbers)
+            chosen = [s for s in ranked[: int(self.fraction * len(ranked))] if s.margin < 0]
+            stored = learner is not None and learner.store is not None
+            self._write(chosen, {} if stored else {name: (x[k], y[k]) for k, name in enumerate(ids)})
             return chosen
 
         self.suspects = ranks.on_first(work)
-        self.audits += 1
         log_metrics(trainer, {"suspicious_labels": float(len(self.suspects))})
         pl_module.print(f"torchlssvm: {len(self.suspects)} labels look wrong, the worst first in {self.path}")
         return self.suspects
 
-    def _machine_ids(self, ids: list[str]) -> list[int] | None:
-        """Return a kernel machine's own ids; None for a head, and for samples given in the machine's order."""
-        return None if self.samples is not None or self._learner is None else self._learner.corrector.machine_ids(ids)
-
-    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
+    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> HeldSamples:
         """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
-            return (*self.samples(), True)
-        learner = self._learner
-        assert learner is not None
-        if learner.store is not None:
-            parts = list(learner.store.batches())
-            ids = [name for rows in parts for name in rows.ids]
-            if not ids:
-                return [], torch.zeros(0), torch.zeros(0), False
-            return ids, torch.cat([rows.x for rows in parts]), torch.cat([rows.y for rows in parts]), False
-        held = learner.corrector.samples
-        hashes = held.hashes if isinstance(held, HeadSamples) else {}
-        ids = [name for name, (x, y) in kept.items() if hashes.get(name) == hash_samples(x[None], y[None])[0]]
-        if not ids:
-            return [], torch.zeros(0), torch.zeros(0), True
-        return ids, torch.stack([kept[i][0] for i in ids]), torch.stack([kept[i][1] for i in ids]), True
+            return self.samples()
+        assert self._learner is not None
+        if self._learner.store is not None:
+            parts = [(list(rows.ids), rows.x, rows.y) for rows in self._learner.store.batches()]
+        else:
+            hashes = self._learner.named.hashes
+            one = {name: (x[None], y[None]) for name, (x, y) in kept.items()}
+            parts = [([i], x, y) for i, (x, y) in one.items() if hashes.get(i) == hash_samples(x, y)[0]]
+        if not parts:
+            return [], torch.zeros(0), torch.zeros(0)
+        return [i for ids, *_ in parts for i in ids], torch.cat([p[1] for p in parts]), torch.cat([p[2] for p in parts])
 
-    def _write(self, chosen: list[Suspect], places: dict[str, int] | None, x: Tensor, y: Tensor) -> None:
+    def _write(self, chosen: list[Suspect], carried: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Write events for the suspects; with their samples, unless a store has these."""
         lines = [f"# {len(chosen)} suspicious labels, the worst first. Take out the lines that are right as they are."]
         for s in chosen:
-            carried: dict[str, Any] = {}
-            if places is not None:
-                k = places[s.id]
-                carried = {"x": x[k : k + 1], ("y" if self.action == "remove" else "y_old"): y[k : k + 1]}
-            event: Event = (
-                Remove(ids=[s.id], **carried) if self.action == "remove"
-                else Relabel(ids=[s.id], y=torch.tensor([s.suggested]), **carried)
-            )  # fmt: skip
-            name = json.dumps(s.id)
-            lines += [
-                f"# {name}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}",
-                json.dumps(to_primitives(event)),
-            ]
+            x, y = (part[None] for part in carried[s.id]) if carried else (None, None)
+            event: Event = Remove(ids=[s.id], x=x, y=y)
+            if self.action == "relabel":
+                event = Relabel(ids=[s.id], y=torch.tensor([s.suggested]), x=x, y_old=y)
+            lines.append(f"# {json.dumps(s.id)}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}")
+            lines.append(json.dumps(to_primitives(event)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(self.path.name + ".new")
         beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(beside, self.path)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Number of audits so far."""
-        return {"audits": self.audits}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of audits."""
-        self.audits = state_dict["audits"]
 
 
 def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:
@@ -196,9 +166,8 @@ def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list
     x (n, J), y (n,): samples that the head holds, as they were added. numbers: a kernel machine's own ids of them.
     """
     scores, labels = scores_without(head, x, y, numbers).cpu(), y.cpu()
-    own = scores.gather(1, labels[:, None])[:, 0]
-    best, suggested = scores.scatter(1, labels[:, None], -torch.inf).max(1)
-    rows = zip(ids, (own - best).tolist(), labels.tolist(), suggested.tolist(), strict=True)
+    best = scores.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    rows = zip(ids, margins(scores, labels).tolist(), labels.tolist(), best.tolist(), strict=True)
     return sorted((Suspect(*row) for row in rows), key=lambda s: (s.margin, s.id))
 
 
@@ -210,31 +179,25 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
     each sample in turn, on a copy, and learns it again.
     """
     if isinstance(head, LinearHead):
-        parts = zip(x.split(CHUNK_SAMPLES), y.split(CHUNK_SAMPLES), strict=True)
+        parts = zip(x.split(4096), y.split(4096), strict=True)  # bounds memory
         return torch.cat([head.leave_one_out(a.to(head.device), b.to(head.device)) for a, b in parts])
     held = head.ids.tolist()
     numbers = held if numbers is None else numbers
     if len(numbers) != len(x) or not set(numbers) <= set(held):
         raise ValueError(f"the samples are not those that are held: {len(x)} were given, {len(held)} are held")
-    if not callable(getattr(head, "leave_one_out", None)):
-        return scores_by_removal(copy.deepcopy(head), x.to(head.ids.device), y.to(head.ids.device), numbers)
-    places = {number: k for k, number in enumerate(held)}
-    found, order = head.leave_one_out(), [places[number] for number in numbers]
-    if isinstance(found, Tensor):
-        return found[order]
-    sign = 2 * y.to(found.margin) - 1  # an SVM of two classes: g + 1 = y f
-    decision = sign * (found.margin[order] + 1)
-    return torch.stack([-decision, decision], 1)
-
-
-def scores_by_removal(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
-    """Compute the same scores by unlearning, for a machine without ``leave_one_out``."""
-    samples = SampleAdapter(machine)
+    if callable(getattr(head, "leave_one_out", None)):
+        places = {number: k for k, number in enumerate(held)}
+        found, order = head.leave_one_out(), [places[number] for number in numbers]
+        if isinstance(found, Tensor):
+            return found[order]
+        sign = 2 * y.to(found.margin) - 1  # an SVM of two classes: g + 1 = y f
+        decision = sign * (found.margin[order] + 1)
+        return torch.stack([-decision, decision], 1)
+    samples, rows = SampleAdapter(copy.deepcopy(head)), []
     samples.ids = dict(enumerate(numbers))
-    rows = []
     for k in range(len(x)):
-        one = ([k], x[k : k + 1], y[k : k + 1])
+        one = ([k], x[k : k + 1].to(head.ids.device), y[k : k + 1].to(head.ids.device))
         samples.remove(*one)
-        rows.append(machine(one[1]) if samples.count else x.new_zeros(1, machine.num_classes))
+        rows.append(samples.machine(one[1]) if samples.count else x.new_zeros(1, head.num_classes))
         samples.add(*one)
     return torch.cat(rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,35 +21,9 @@ from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack
 from torchlssvm.sample_adapter import SampleAdapter
 
-MAX_RECALLED_CLASSES = 50
-"""The recall of each class is logged up to this number of classes: more would flood a logger."""
-
-CHECKPOINT_KEY = "torchlssvm"
-"""The entry of a Lightning checkpoint with the state of a run."""
-
-
-class Warned(Enum):
-    """Warnings that a module prints once."""
-
-    NO_IDS = auto()
-    SEEN = auto()
-    REPEATED = auto()
-
-
-class Judged(NamedTuple):
-    """Answers to a batch: ids if it has them, predicted classes, labels and losses (B,)."""
-
-    ids: list[str] | None
-    predicted: Tensor
-    y: Tensor
-    loss: Tensor
-
 
 class Anchor(nn.Module):
-    """One parameter that nothing depends on and that is never saved.
-
-    ``DistributedDataParallel`` refuses a module in which nothing requires a gradient.
-    """
+    """One parameter that is never saved: ``DistributedDataParallel`` refuses a module in which nothing requires a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,11 +146,11 @@ class LSSVMModule(LightningModule):
         names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = names
         self.learner = Learner(self.classifier.head)
-        self.judged: dict[int, list[Judged]] = {}
-        """Answers of this validation or test on this rank, by loader."""
+        self.judged: dict[int, list[tuple[Any, ...]]] = {}
+        """Answers of this validation or test on this rank, by loader: ids or None, predicted classes, labels, losses (B,)."""
         check_names(batch_names)
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
-        self._warned: set[Warned] = set()
+        self._warned: set[str] = set()
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
@@ -218,7 +191,7 @@ class LSSVMModule(LightningModule):
         part = self._real(batch, loader, batch_idx)
         if part.ids is None and self.current_epoch > 0:
             self._warn_once(
-                Warned.NO_IDS,
+                "no ids",
                 "samples without ids are counted in the first epoch only: this epoch changes nothing. Use max_epochs=1, "
                 "or give ids, e.g. with torchlssvm.lightning.Indexed",
             )  # fmt: skip
@@ -233,12 +206,12 @@ class LSSVMModule(LightningModule):
         skipped = self.learner.learn(self.classifier.features(part.x), part.y, part.ids, part.subjects)
         if skipped:
             self._warn_once(
-                Warned.SEEN,
+                "seen",
                 f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice",
             )
         return loss
 
-    def _warn_once(self, kind: Warned, message: str) -> None:
+    def _warn_once(self, kind: str, message: str) -> None:
         """Print a message on the first rank, once of each kind."""
         if ranks.is_first() and kind not in self._warned:
             self._warned.add(kind)
@@ -322,7 +295,7 @@ class LSSVMModule(LightningModule):
             loss = (predicted != part.y).double()
         else:
             loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
-        self.judged.setdefault(index, []).append(Judged(part.ids, predicted, part.y, loss))
+        self.judged.setdefault(index, []).append((part.ids, predicted, part.y, loss))
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of each loader."""
@@ -354,9 +327,7 @@ class LSSVMModule(LightningModule):
                 continue
             found, repeated = summarize(parts, self.hparams["num_classes"])
             if repeated and not ranks.are_several():
-                self._warn_once(
-                    Warned.REPEATED, f"{repeated} sample(s) to be judged repeat an id: each is counted once"
-                )
+                self._warn_once("repeated", f"{repeated} sample(s) to be judged repeat an id: each is counted once")
             end = f"/dataloader_idx_{index}" if loaders > 1 else ""
             # All ranks log the same values, whose mean Lightning takes.
             for name, value in found.items():
@@ -419,52 +390,45 @@ class LSSVMModule(LightningModule):
         for name in [name for name in state if name.startswith(prefix)]:
             del state[name]
         state.update({prefix + name: value for name, value in self.head.state_dict().items()})
-        checkpoint[CHECKPOINT_KEY] = {"learner": self.learner.state_dict(), "run": self._run}
+        checkpoint["torchlssvm"] = {"learner": self.learner.state_dict(), "run": self._run}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore what was seen; the head is loaded with the module."""
-        saved = checkpoint.get(CHECKPOINT_KEY)
+        saved = checkpoint.get("torchlssvm")
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
             self._run, self._resumed = saved["run"], saved["run"] is not None
-
-
-MAX_LISTED_EVENTS = 10
-"""Unanswered events listed on the console, so that the list fits on a screen."""
 
 
 def unanswered_text(waiting: list[str], store: str | None) -> str:
     """Describe the events that were not answered, where they stay, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
+    more = [f"  and {len(waiting) - 10} more"] if len(waiting) > 10 else []  # so that the list fits on a screen
     lines = [
         f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
         f"for its next run; one that can never be answered is dropped by {drop}",
-        *(f"  {text}" for text in waiting[:MAX_LISTED_EVENTS]),
+        *(f"  {text}" for text in waiting[:10]),
     ]
-    more = len(waiting) - MAX_LISTED_EVENTS
-    return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
+    return "\n".join([*lines, *more])
 
 
-def summarize(parts: list[Judged], classes: int) -> tuple[dict[str, Tensor], int]:
+def summarize(parts: list[tuple[Any, ...]], classes: int) -> tuple[dict[str, Tensor], int]:
     """Compute metrics of answers, each id once, and count the answers left out.
 
     Recall is the mean over the classes that occur among the labels.
     """
-    places: dict[str, int] = {}
-    keep: list[bool] = []
-    device = parts[0].y.device
-    for part in parts:
-        for i in part.ids or [None] * len(part.y):  # type: ignore[list-item]
-            keep.append(i is None or places.setdefault(i, len(keep)) == len(keep))
-    kept = torch.tensor(keep, device=device)
-    predicted, y, loss = (torch.cat([p[k].to(device) for p in parts])[kept] for k in (1, 2, 3))  # type: ignore[union-attr]
+    ids = [i for names, _, y, _ in parts for i in names or [None] * len(y)]
+    first = {name: k for k, name in reversed(list(enumerate(ids)))}
+    kept = [k for k, name in enumerate(ids) if name is None or first[name] == k]
+    device = parts[0][2].device
+    predicted, y, loss = (torch.cat([part[k].to(device) for part in parts])[kept] for k in (1, 2, 3))
     right = (predicted == y).double()
     found = {"accuracy": right.mean(), "loss": loss.double().mean()}
     recalls = {c: right[y == c].mean() for c in range(classes) if bool((y == c).any())}
     found["recall"] = torch.stack(list(recalls.values())).mean()
-    each = {f"recall_{c}": value for c, value in recalls.items()} if classes <= MAX_RECALLED_CLASSES else {}
-    return found | each, len(keep) - int(kept.sum())
+    each = {f"recall_{c}": value for c, value in recalls.items()} if classes <= 50 else {}  # more would flood a logger
+    return found | each, len(ids) - len(kept)
 
 
 def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class OnlineProbe(Callback):
         layer: the dotted name of the module whose output (B, J) are the features.
         num_classes: K.
         window: samples in the window of each rank.
-        rho: of the head; None chooses it before each validation, by ``"gcv"`` or, for a margin head, by k-fold.
+        rho: of the head; None chooses it: by ``"gcv"`` before each validation, or by k-fold for a margin head.
         name: the name under which the module logs the accuracy: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
             ``ModelCheckpoint`` see it.
         head: ``"lssvm"`` or ``"margin"``, the kind of probe.
@@ -36,8 +37,8 @@ class OnlineProbe(Callback):
     Batches may hold several views, ((x1, x2), y) or (x1, x2, y): the probe learns and judges the first view, that is, the first
     output of the layer in a step, or the first B rows of it where views go through together.
 
-    >>> OnlineProbe("backbone", num_classes=10).state_key
-    'OnlineProbe(layer=backbone, name=probe_accuracy)'
+    >>> OnlineProbe("backbone", num_classes=10).name
+    'probe_accuracy'
     """
 
     def __init__(
@@ -57,15 +58,9 @@ class OnlineProbe(Callback):
         self.window: SlidingWindow | None = None
         self.probe: LinearHead | None = None  # of all ranks, made for a validation
         self.accuracy: float | None = None
-        self.seen = 0
         self._captured: Tensor | None = None
         self._hook: Any = None
         self._right = self._total = 0
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state, one for each layer and name."""
-        return f"OnlineProbe(layer={self.layer}, name={self.name})"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Watch the outputs of the layer."""
@@ -78,9 +73,7 @@ class OnlineProbe(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop watching the layer."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._hook.remove()
 
     def _capture(self, module: Any, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and self._captured is None:
@@ -91,14 +84,20 @@ class OnlineProbe(Callback):
         x, y = self._real(args[1], trainer.train_dataloader, args[2])
         if x is None or not len(x):
             return
-        self.seen += len(x)
         x = x.float().clone()
+        self.window = self.window or SlidingWindow(self._new_head(x), self.size)
         try:
-            self.window = self.window or self._new(x, FixedPoint.auto(largest(x)))
             self.window.add(x, y)
         except GridError:  # features have outgrown the grid
-            self._rebuild_window(FixedPoint.auto(largest(x)))
-            self.window.add(x, y)  # type: ignore[union-attr]
+            held = [*self.window, (x, y)]
+            self.window = SlidingWindow(self._new_head(x), self.size)
+            for part in held:
+                self.window.add(*part)
+
+    def _new_head(self, x: Tensor) -> LinearHead:
+        """Make an empty head on a grid for features like x."""
+        grid = FixedPoint.auto(float(x.abs().max()) or 1.0)
+        return self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
 
     def _real(self, batch: Any, loader: Any, batch_idx: int) -> tuple[Tensor | None, Tensor]:
         """Return features and labels of a batch, without the samples that a distributed sampler repeats."""
@@ -108,52 +107,31 @@ class OnlineProbe(Callback):
         views = 0 if x is None or not len(y) else len(x) / len(y)
         return (x[:keep] if x is not None and views in (1, 2, 3, 4) else None), y[:keep]
 
-    def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
-        head = self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
-        return SlidingWindow(head, self.size)
-
-    def _rebuild_window(self, grid: FixedPoint) -> None:
-        """Rebuild the window on another grid."""
-        assert self.window is not None
-        parts = list(self.window)
-        self.window = self._new(parts[0][0], grid)
-        for x, y in parts:
-            self.window.add(x, y)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the windows of all ranks together."""
         self._right = self._total = 0
-        self._captured = None
-        self.probe = None if trainer.sanity_checking else self._merge_windows()
+        self._captured = self.probe = None
+        if not trainer.sanity_checking:
+            self.probe = self._merge_windows(pl_module.device)
         if isinstance(self.probe, LSSVMHead):
-            self.probe._refresh_rho()
+            self.probe.refresh()
 
-    def _merge_windows(self) -> Any:
-        """Merge all ranks' windows into one head, on the coarsest of their grids."""
-        mine = None if self.window is None or not len(self.window) else self.window.machine
+    def _merge_windows(self, device: Any) -> LinearHead | None:
+        """Return a head on the samples of all ranks' windows."""
         if not ranks.are_several():
-            return mine
-        grids = [grid for grid in ranks.gather(mine and mine.grid) if grid is not None]
-        if not grids:
+            return self.window.machine if self.window else None
+        mine = [(x.cpu(), y.cpu()) for x, y in self.window or []]
+        parts = [part for rank in ranks.gather(mine) for part in rank]
+        if not parts:
             return None
-        grid = max(grids, key=lambda g: g.limit)
-        if self.window is not None and mine is not None and mine.grid != grid:
-            self._rebuild_window(grid)
-            mine = self.window.machine
-        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine._sample_state().items()}))
-        total: Any = None
-        for state in states:
-            if state is not None:
-                part = self.kind.from_config(state[0])
-                ranks.adopt(part, state[1])
-                total = part if total is None else total.merge(part)
-        return total if mine is None or total is None else total.to(mine.device)
+        x, y = (torch.cat(column).to(device) for column in zip(*parts, strict=True))
+        return self._new_head(x).add(x, y)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Count the probe's right answers on the features of this batch."""
         loader = ranks.loader_at(trainer.val_dataloaders, args[3] if len(args) > 3 else 0)
         x, y = self._real(args[1], loader, args[2])
-        if self.probe is not None and x is not None and len(x) and self.probe.n:
+        if self.probe is not None and x is not None and len(x):
             self._right += int((self.probe.predict(x) == y).sum())
             self._total += len(y)
 
@@ -166,16 +144,3 @@ class OnlineProbe(Callback):
         if total:
             self.accuracy = sum(r for r, _ in sums) / total
             pl_module.log(self.name, self.accuracy, sync_dist=True)  # the same on all ranks
-
-    def state_dict(self) -> dict[str, Any]:
-        """Number of samples seen, and the last accuracy."""
-        return {"seen": self.seen, "accuracy": self.accuracy}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore both; the window fills again."""
-        self.seen, self.accuracy = state_dict["seen"], state_dict["accuracy"]
-
-
-def largest(x: Tensor) -> float:
-    """Return the largest magnitude; 1 where all are 0."""
-    return float(x.abs().max()) or 1.0

@@ -83,15 +83,10 @@ def copy_from_first(head: Any) -> None:
     state = share({k: v.cpu() for k, v in head._sample_state().items()} if is_first() else {})
     rho, chosen = share((head._solver.options.rho, head._choices.made.get("rho")))
     if not is_first():
-        adopt(head, state)
+        head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
         head.rho = rho
         if chosen is not None:
             head._choices.made["rho"] = chosen
-
-
-def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:
-    """Replace a head's samples by those of another rank."""
-    head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
 
 
 def agree_on_grid(head: Any, x: Tensor) -> None:
