@@ -161,7 +161,7 @@ def test_signatures_and_their_absence(store: SampleStore) -> None:
             verify(given, head=store.head, store=store, **options)
         assert (caught.value.check.name, caught.value.check.outcome) == ("signature", Outcome.FAILED)
     assert verify(unsigned, head=store.head, store=store, allow_unsigned=True)
-    with pytest.raises(ValueError, match="private key"):
+    with pytest.raises(ValueError, match="PrivateKey"):
         verify(certificate, public_key=KEY)
 
 
@@ -174,10 +174,11 @@ def test_several_keys_and_rotation(store: SampleStore) -> None:
     other = Ed25519PrivateKey.generate().public_key()
     for keys in (PUBLIC, new.public_key(), [other, PUBLIC], {"old": PUBLIC, "new": [other, new.public_key()]}):
         assert verify(rotated, public_key=keys)
-    found = verify(rotated, public_key={"the new officer": new.public_key()}).checks["signature"].facts
+    trusted = audit.trusted_keys({"the new officer": new.public_key()})
+    found = verify(rotated, public_key=trusted).checks["signature"].facts
     assert found == {"holder": "the new officer", "key": audit.key_id(new), "others": 1}
     with pytest.raises(VerificationError, match="another key"):
-        verify(certificate, public_key=[other, new.public_key()])
+        verify(certificate, public_key=audit.trusted_keys([other, new.public_key()]))
     envelope = json.loads(certificate.to_json())
     for keyid in ("", audit.key_id(other), "the new officer"):  # a hint, right or wrong
         envelope["signatures"][0]["keyid"] = keyid
@@ -215,7 +216,7 @@ def test_keys_in_every_form(store: SampleStore, tmp_path: Path) -> None:
         with pytest.raises((ValueError, OSError)):
             store.certificate("erasure", key=bad)
     (tmp_path / "bad.pem").write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
-    with pytest.raises(ValueError, match="not a private"):
+    with pytest.raises(ValueError, match="not an Ed25519PrivateKey"):
         store.certificate("erasure", key=tmp_path / "bad.pem")
 
 

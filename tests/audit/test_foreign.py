@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit, schema
 from torchlssvm.audit.certificate import PREDICATE_TYPE
 from torchlssvm.audit.documents import SCHEMAS
 from torchlssvm.audit.time_stamp import time_stamp_request
@@ -103,6 +104,19 @@ def test_the_statement_parses_with_in_toto(place: Path) -> None:
     assert dict(found.pb.subject[0].digest) == {"sha256": certificate.chain}
     assert found.pb.predicate_type == PREDICATE_TYPE
     assert found.pb.predicate["samples"] == certificate.samples == 6
+
+
+def keywords(rules: dict[str, Any]) -> set[str]:
+    parts = [part for name in ("properties", "$defs") for part in rules.get(name, {}).values()] + rules.get("anyOf", [])
+    parts += [rules.get(name, True) for name in ("items", "additionalProperties", "propertyNames")]
+    return set(rules).union(*(keywords(part) for part in parts if isinstance(part, dict)))
+
+
+def test_the_validator_knows_every_keyword_of_the_schemas() -> None:
+    used = set().union(*(keywords(json.loads(file.read_text())) for file in SCHEMAS.glob("*.json")))
+    known = set(re.findall(r'"([$a-zA-Z]+)"', inspect.getsource(schema)))
+    assert "required" in used
+    assert used - known <= {"$schema", "$id", "title", "description"}
 
 
 def test_the_statement_fits_its_schema(place: Path) -> None:

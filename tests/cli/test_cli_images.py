@@ -188,7 +188,7 @@ def test_ants_and_bees(
     data_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Real photographs through real weights, every third of them (81 to learn, 51 to judge by); one photographer erased."""
-    from torchlssvm.cli.images import Backbone, ImageFolder
+    from torchlssvm.cli.images import Backbone, find_images
 
     monkeypatch.chdir(tmp_path)
     shell = Shell(capsys, tmp_path)
@@ -205,9 +205,9 @@ def test_ants_and_bees(
     assert added == len(paths)
 
     network = Backbone("mobilenet_v2", str(state), 2)
-    val = ImageFolder(photos / "val").use(network, ["ants", "bees"].index)
-    np.save("x.npy", torch.cat([x for _, _, x, _, _ in val.batches(64)]).numpy())
-    np.save("y.npy", np.array(val.y))
+    val = find_images(photos / "val", labelled=True)
+    np.save("x.npy", network.features(list(val.values())).numpy())
+    np.save("y.npy", np.array([int(name.startswith("bees")) for name in val]))
     looked = shell.json("preview", "s", "--subject", "photographer-07", "--features", "x.npy", "--labels", "y.npy")
     assert looked["samples"] == sum(i % 9 == 7 for i in range(len(paths)))
     assert looked["accuracy_before"] > 0.85

@@ -23,10 +23,7 @@ from torchlssvm.cli import store
 from torchlssvm.cli.arguments import UsageError
 from torchlssvm.cli.console import progress
 from torchlssvm.cli.store_access import Settings
-from torchlssvm.corrections.corrector import Corrector
-from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import GridError, RemovalError, StoreBusyError, StoreError, VerificationError
-from torchlssvm.events import Remove
 from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,14 +247,11 @@ def listen() -> None:
     ("arguments", "said"),
     [
         (["remove", "s", "--id", "s1"], "the samples were removed, but the output could not be written"),
-        (["drop", "s", "waiting"], "the events were dropped, but the output could not be written"),
         (["stats", "s", "--json"], "nothing was changed, but the output could not be written"),
         (["stats", "nowhere", "--json"], "there is no store at nowhere"),
     ],
 )
 def test_an_output_that_cannot_be_written(filled: Shell, output: str, arguments: list[str], said: str) -> None:
-    with SampleStore(filled.folder / "s") as store:
-        Corrector(store.head, store, SeenSamples(store)).apply([Remove(ids=["later"], event_id="waiting")])
     if output == "full":
         with open("/dev/full", "w") as full, start(filled.folder, *arguments, stdout=full) as process:
             err = process.communicate(timeout=120)[1]
@@ -274,7 +268,6 @@ def test_an_output_that_cannot_be_written(filled: Shell, output: str, arguments:
     assert err.count("\n") == 1
     assert process.returncode == (1 if "nowhere" in arguments else 5)
     assert filled.json("stats", "s")["samples"] == N - (arguments[0] == "remove")
-    assert len(filled.json("pending", "s")["pending"]) == (arguments[0] != "drop")
 
 
 def test_help_to_a_reader_that_has_left(tmp_path: Path) -> None:
@@ -370,15 +363,16 @@ def test_long_commands_show_a_bar_on_a_terminal(filled: Shell, name: str) -> Non
     seen = on_terminal(filled.folder, *arguments)
     assert re.search(rf"\r{word} ", seen)
     assert seen.split("\r")[-1] == ""  # the line is cleared
-    for used in ("h.pt", "torchlssvm_report.html"):
-        Path(used).unlink(missing_ok=True)
-    assert on_terminal(filled.folder, *arguments, "--json") == ""
 
 
-def test_without_tqdm_there_is_no_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("torchlssvm.cli.console.find_spec", lambda _: None)
+@pytest.mark.parametrize("json", [False, True])
+def test_without_tqdm_or_with_json_there_is_no_bar(
+    json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not json:
+        monkeypatch.setattr("torchlssvm.cli.console.find_spec", lambda _: None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress(argparse.Namespace(json=False), "adding", 1000) as advance:
+    with progress(argparse.Namespace(json=json), "adding", 1000) as advance:
         advance(500)
     assert capsys.readouterr().err == ""
 

@@ -320,7 +320,7 @@ def test_timm(name):
 # --------------------------------------------------------------------------------------------------------------- export
 
 
-@pytest.mark.parametrize("kind", ["program", "onnx"])
+@pytest.mark.parametrize("kind", ["program", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_network_taps_and_head_in_one_file(kind: str, tmp_path: Path):
     """The file needs neither this library nor the network; it holds no training picture."""
     clf = attach(network(), 3, layers="all", pool=("mean", "std"), max_features=24, views=("flip",)).add(IMAGES, LABELS)

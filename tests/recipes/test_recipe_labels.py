@@ -46,8 +46,9 @@ def test_calibration_error_falls_to_half(recipes) -> None:
 @pytest.mark.data(*FILES)
 def test_leaving_out_is_retraining(recipes) -> None:
     benchmark = importlib.import_module("judging")
-    x, y = benchmark.mnist(3000)
-    head = benchmark.LSSVMHead(784, 10, grid=benchmark.GRID).add(x, y)
+    x, y = benchmark.mnist(1000)
+    x = x[:, ::4]  # a solve for each of 220 removals takes the time
+    head = benchmark.LSSVMHead(196, 10, grid=benchmark.GRID).add(x, y)
     digest = head.digest()
     assert max(benchmark.against_retraining(head, x, y)) < 1e-8
     assert head.digest() == digest

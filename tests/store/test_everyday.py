@@ -91,6 +91,7 @@ def test_rows_of_one_subject_that_are_alike_are_noticed(tmp_path: Path, store: S
     store.leave_one_out()  # rows of users that differ: no warning
     with SampleStore(tmp_path / "views", head=new_head()) as views:
         x = X.repeat_interleave(2, 0) + 0.01 * torch.randn(2 * N, J)
+        views.apply(Add(range(1000, 2500), torch.randn(1500, J), torch.arange(1500) % 3))  # they have no subject
         views.apply(Add(range(2 * N), x, Y.repeat_interleave(2), [f"picture-{i // 2}" for i in range(2 * N)]))
         with pytest.warns(UserWarning, match="groups='subject'"):
             views.leave_one_out()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 __all__ = ["PassphraseError", "find_signer", "key_id", "new_key", "private_key", "public_key", "sign", "trusted_keys"]
-
-MAX_KEY_FILE_BYTES = 2**16
-"""Largest size of a key file; a PEM file has 120 bytes, an encrypted one 300."""
 
 
 class PassphraseError(ValueError):
@@ -65,12 +62,44 @@ def private_key(given: Any, passphrase: bytes | str | None = None) -> Ed25519Pri
 
     ``passphrase``: of an encrypted PEM; PassphraseError if it is missing or wrong.
     """
-    return _key(given, True, _as_bytes(passphrase))  # type: ignore[no-any-return]
+    kind = _ed25519().Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    def read(pem: bytes) -> Any:
+        if b"ENCRYPTED" not in pem:
+            return load_pem_private_key(pem, None)
+        if passphrase is None:
+            raise PassphraseError("the private key needs a passphrase")
+        try:
+            return load_pem_private_key(pem, _as_bytes(passphrase))
+        except ValueError:
+            raise PassphraseError("wrong passphrase for the private key") from None
+
+    return _key(given, kind, kind.from_private_bytes, read)  # type: ignore[no-any-return]
 
 
 def public_key(given: Any) -> Ed25519PublicKey:
     """Load a public key; see :func:`private_key`."""
-    return _key(given, False)  # type: ignore[no-any-return]
+    kind = _ed25519().Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    return _key(given, kind, kind.from_public_bytes, load_pem_public_key)  # type: ignore[no-any-return]
+
+
+def _key(given: Any, kind: type, from_raw: Callable[[bytes], Any], from_pem: Callable[[bytes], Any]) -> Any:
+    data = given.encode() if isinstance(given, str) and "-----BEGIN" in given else given
+    if isinstance(data, str | os.PathLike):
+        data = read_regular(data, 2**16)  # a PEM file has 120 bytes, an encrypted one 300
+    if isinstance(data, bytes | bytearray):
+        try:
+            data = from_raw(bytes(data)) if len(data) == 32 else from_pem(bytes(data))
+        except PassphraseError:
+            raise
+        except Exception as error:  # cryptography raises its own error for unknown kinds of keys
+            raise ValueError(f"not an {kind.__name__}: {error}") from None
+    if not isinstance(data, kind):
+        raise ValueError(f"an {kind.__name__} is 32 bytes, a PEM or a path; got {type(data).__name__}")
+    return data
 
 
 def key_id(key: Any) -> str:
@@ -82,16 +111,16 @@ def key_id(key: Any) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def trusted_keys(given: Any) -> list[tuple[str, Ed25519PublicKey]]:
-    """Return the keys that a verifier trusts, each with the name of its holder ("" if it has none).
+def trusted_keys(given: Any) -> dict[str, list[Ed25519PublicKey]]:
+    """Return the keys that a verifier trusts, by the name of their holder ("" if it has none).
 
     ``given``: one key, a list of keys, or a mapping from names of holders to keys or lists of keys.
     """
-    if isinstance(given, Mapping):
-        return [(str(name), key) for name, keys in given.items() for _, key in trusted_keys(keys)]
-    if isinstance(given, list | tuple | set | frozenset):
-        return [pair for one in given for pair in trusted_keys(one)]
-    return [("", public_key(given))]
+    holders = given if isinstance(given, Mapping) else {"": given}
+    return {
+        str(name): [public_key(key) for key in (keys if isinstance(keys, list | tuple | set | frozenset) else [keys])]
+        for name, keys in holders.items()
+    }
 
 
 def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519PublicKey] | None:
@@ -102,7 +131,8 @@ def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519Publi
     _ed25519()
     from cryptography.exceptions import InvalidSignature
 
-    message, trusted = certificate.message(), trusted_keys(given)
+    message = certificate.message()
+    trusted = [(name, key) for name, keys in trusted_keys(given).items() for key in keys]
     for signature in certificate.signatures:
         for name, key in trusted:
             try:
@@ -111,44 +141,6 @@ def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519Publi
                 continue
             return name, key
     return None
-
-
-def _key(given: Any, private: bool, passphrase: bytes | None = None) -> Any:
-    ed25519 = _ed25519()
-    wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
-    what = f"{'private' if private else 'public'} Ed25519 key"
-    if isinstance(given, wanted):
-        return given
-    if isinstance(given, ed25519.Ed25519PrivateKey) and not private:
-        raise ValueError(f"expected a {what}, got a private key")
-    data = given
-    if isinstance(data, str) and "-----BEGIN" in data:
-        data = data.encode()
-    if isinstance(data, str | os.PathLike):
-        data = read_regular(data, MAX_KEY_FILE_BYTES)
-    if not isinstance(data, bytes | bytearray):
-        raise ValueError(f"a {what} is 32 bytes, a PEM or a path; got {type(given).__name__}")
-    from cryptography.hazmat.primitives import serialization as s
-
-    try:
-        if len(data) == 32:
-            make = wanted.from_private_bytes if private else wanted.from_public_bytes
-            return make(bytes(data))
-        if private and b"ENCRYPTED" in data and passphrase is None:
-            raise PassphraseError("the private key needs a passphrase")
-        secret = passphrase if b"ENCRYPTED" in data else None  # an unprotected key needs none
-        key: Any = s.load_pem_private_key(bytes(data), secret) if private else s.load_pem_public_key(bytes(data))
-    except PassphraseError:
-        raise
-    except (ValueError, TypeError) as error:
-        if private and b"ENCRYPTED" in data:
-            raise PassphraseError("wrong passphrase for the private key") from None
-        raise ValueError(f"not a {what}: {error}") from None
-    except Exception as error:  # cryptography raises its own error for unknown kinds of keys
-        raise ValueError(f"not a {what}: {type(error).__name__}") from None
-    if not isinstance(key, wanted):
-        raise ValueError(f"not a {what}: it is a {type(key).__name__}")
-    return key
 
 
 def sign(certificate: Certificate, key: Any, passphrase: bytes | str | None = None) -> Certificate:

@@ -100,7 +100,7 @@ def verify(
 class Examined:
     """Everything that a certificate is compared with. ``machine``: the head of a classifier, or the head itself.
 
-    Checks of the store record results for later ones: ``found``, the facts of the store; ``count`` and ``digest`` of its rows.
+    Checks of the store record results for later ones: ``entries`` of the journal; ``count`` and ``digest`` of the rows.
     """
 
     cert: Certificate
@@ -110,9 +110,14 @@ class Examined:
     opening: Opening | None
     preprocessing: Any
     fast: bool
-    found: Any = None  # StoreFacts | None
+    entries: Any = None
     count: int = 0
     digest: str | None = None
+
+    @property
+    def last(self) -> int:
+        """Position of the certificate's last event."""
+        return int(max(event["position"] for event in self.cert.events))
 
 
 def run_checks(given: Examined) -> dict[str, Check]:
@@ -177,8 +182,8 @@ def check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Chec
 
 def check_journal(given: Examined) -> Check:
     """Check that the journal is the one of the certificate and contains its events."""
-    cert, given.found = given.cert, given.store.certificates.examine(given.cert)
-    entries = {entry.position: entry for entry in given.found.entries}
+    cert, given.entries = given.cert, given.store.history()
+    entries = {entry.position: entry for entry in given.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, but the certificate was issued at {cert.position}: {ANOTHER_STORE}"
@@ -198,7 +203,7 @@ def check_journal(given: Examined) -> Check:
 
 def check_erased(given: Examined) -> Check:
     """Check that every row is one that the journal has as present, so none is an erased sample; sum the rows again."""
-    given.count, given.digest = given.store.recompute(given.found.entries, given.fast)
+    given.count, given.digest = given.store.recompute(given.entries, given.fast)
     erased = {c for event in given.cert.events if event["kind"] == "remove" for c in event["commitments"]}
     return Check("erased", Outcome.HOLDS, {"samples": len(erased)})
 
@@ -210,19 +215,20 @@ def check_rows(given: Examined) -> Check:
 
 def check_state(given: Examined) -> Check:
     """Check the certificate's statements about the state, if the store is still in that state."""
-    cert, found = given.cert, given.found
-    if found.last_change > cert.position:
-        recorded = given.store.certificates.recorded(cert)
+    cert, issuer = given.cert, given.store.certificates
+    if issuer.journal.last_change() > cert.position:
+        recorded = issuer.recorded(cert)
         if recorded is False:
             raise VerificationError("the journal has a different state after the erasure")
         return Check("state", Outcome.CHANGED, {"recorded": recorded is True})
-    if given.digest is not None and found.key is None:
+    key = issuer.journal.opening(cert.position)
+    if given.digest is not None and key is None:
         raise VerificationError(
             "the store has no key for the certificate's commitment, although nothing has changed since it was issued"
         )
-    if not cert.opens(found.key or b"", given.digest):
+    if not cert.opens(key or b"", given.digest):
         raise VerificationError("the remaining rows do not give the state that the certificate commits to")
-    for name, now in (("samples", given.count), ("grid", found.grid), ("shape", found.shape)):
+    for name, now in (("samples", given.count), ("grid", issuer.grid()), ("shape", issuer.shape())):
         if now != getattr(cert, name):
             raise VerificationError(f"{name} is {now} in the store and {getattr(cert, name)} in the certificate")
     return Check("state", Outcome.HOLDS)
@@ -241,7 +247,7 @@ def check_requests(given: Examined) -> Check | None:
 
 def check_compaction(given: Examined) -> Check:
     """Check that the store was compacted, if the certificate says so."""
-    said, done = given.cert.compacted, given.found.compacted >= max(event["position"] for event in given.cert.events)
+    said, done = given.cert.compacted, given.store.compacted >= given.last
     if said and not done:
         raise VerificationError("the certificate says that the store was compacted after the erasure, but it was not")
     return Check("compacted", Outcome.HOLDS if done else Outcome.OPEN, {"later": done and not said})
@@ -249,10 +255,12 @@ def check_compaction(given: Examined) -> Check:
 
 def check_older_files(given: Examined) -> Check | None:
     """Check that the certificate names all snapshots from before the erasure."""
-    unnamed = [name for name in given.found.snapshots if name not in given.cert.scope.get("snapshots", [])]
+    issuer = given.store.certificates
+    snapshots = issuer.snapshots.names_before(given.last)
+    unnamed = [name for name in snapshots if name not in given.cert.scope.get("snapshots", [])]
     if unnamed:
         raise VerificationError(f"{unnamed[0]} is older than the erasure, and the certificate does not list it")
-    older = given.found.snapshots + given.found.checkpoints
+    older = snapshots + issuer.checkpoints_before(given.last)
     return Check("older files", Outcome.OPEN, {"names": older}) if older else None
 
 
@@ -260,14 +268,15 @@ def check_files(given: Examined) -> Check | None:
     """Compare the files that the certificate commits to."""
     if not given.cert.files:
         return None
-    found = given.store.certificates.compare_files(given.cert, given.found.key)
+    issuer = given.store.certificates
+    found = issuer.compare_files(given.cert, issuer.journal.opening(given.cert.position))
     same = all(state is FileState.SAME for state in found.values())
     return Check("files", Outcome.HOLDS if same else Outcome.CHANGED, {"files": found})
 
 
 def check_binding(given: Examined) -> None:
     """Check the network of the store."""
-    if given.found.fingerprint != given.cert.fingerprint:
+    if given.store.fingerprint != given.cert.fingerprint:
         raise VerificationError("the store and the certificate name different networks")
 
 

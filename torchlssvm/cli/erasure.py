@@ -22,7 +22,7 @@ from torchlssvm.cli.arguments import (
 )
 from torchlssvm.cli.console import BUSY, OK, emit, one_line, progress, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key
-from torchlssvm.cli.samples import read_file, receipts_to_json
+from torchlssvm.cli.samples import check_single_event, read_file, receipts_to_json
 from torchlssvm.cli.store import compaction_text, compaction_to_json
 from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
@@ -123,8 +123,7 @@ def remove(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         subjects, ids = samples_to_erase(options, store)
         targets = [*subjects, *(["by id"] if ids else [])]
-        if options.event is not None and len(targets) > 1:
-            raise UsageError("--event needs a single subject: every subject is a separate event")
+        check_single_event(options, targets)
         event = options.event or (new_event_id() if len(targets) == 1 else None)
         out = receipt_path(options, options.request or event or new_event_id())
         named = (

@@ -6,7 +6,7 @@ import csv
 import gzip
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -25,38 +25,31 @@ Values: TypeAlias = list[str] | Tensor
 Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
 """The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
 
+NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not features."
+
 
 @dataclass(frozen=True)
-class SampleFile:
-    """The samples of a file. The features of a .npy file stay on the disk until a batch is read."""
+class Samples:
+    """The samples of a file or a folder. Their features are read batch by batch."""
 
     path: Path
-    x: np.ndarray[Any, Any] | Tensor  # (n, J)
+    width: int  # number of features
+    ids: list[str]
     y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
-    ids: list[str] | None
     subjects: list[str | None] | None
-
-    @property
-    def width(self) -> int:
-        """Number of features."""
-        return int(self.x.shape[1])
+    read: Callable[[slice], Tensor]  # features (B, J) of some samples
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.ids)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield all samples, ``size`` at a time. The default ids are ``<file name>:<row from 0>``."""
+        """Yield all samples, ``size`` at a time."""
         for start in range(0, len(self), size):
-            part = slice(start, min(start + size, len(self)))
-            ids = default_ids(self.path, part) if self.ids is None else self.ids[part]
+            part = slice(start, start + size)
+            ids = self.ids[part]
             y = None if self.y is None else self.y[part]
             subjects = None if self.subjects is None else self.subjects[part]
-            yield f"{self.path}, samples {start} to {part.stop - 1}", ids, to_features(self.x[part]), y, subjects
-
-
-def default_ids(path: Path, part: slice) -> list[str]:
-    """Ids for samples without ids of their own."""
-    return [f"{path.name}:{i}" for i in range(part.start, part.stop)]
+            yield f"{self.path}, {ids[0]} to {ids[-1]}", ids, self.read(part), y, subjects
 
 
 def read_samples(
@@ -67,14 +60,14 @@ def read_samples(
     ids: str | None = None,
     subjects: str | None = None,
     by_position: bool = False,
-) -> SampleFile:
-    """Read a file of features.
+) -> Samples:
+    """Read a file of features. The features of a .npy file stay on the disk until a batch is read.
 
     Args:
         path: a .npy or .pt file with an array (n, J), a CSV file (.csv, .csv.gz) or a Parquet file.
         label_of: returns the label of a class name, or raises ValueError.
         labels: a file, or a column of the table by name or by number (from 0; negative numbers count from the end).
-        ids: likewise.
+        ids: likewise (default: ``<file name>:<row from 0>``).
         subjects: likewise.
         by_position: lists without ids are in the order of the samples.
     """
@@ -92,26 +85,22 @@ def read_samples(
         raise ValueError(f"{path}: features must be in a .npy, .pt, .csv, .csv.gz or .parquet file")
     if not len(x):
         raise ValueError(f"{path} contains no samples")
-    in_table = set(columns)
+    lines = lines if "label" in columns else []
+    keys = [f"{path.name}:{i}" for i in range(len(x))]
     for name, value in named.items():  # ids first: the others may go by them
         if value is not None and name not in columns:
-            found = columns.get("id")
-            keys = default_ids(path, slice(0, len(x))) if found is None else as_texts(found)
             columns[name] = read_column(Path(value), name, keys, path, by_position)
+        if name == "id" and name in columns:
+            keys = as_texts(columns[name])
     y: Any = columns.get("label")
     if isinstance(y, list):
-        places = [f"{path}, line {n}" for n in lines] if "label" in in_table and lines else [str(labels)] * len(y)
-        y = [to_label(text, place, label_of) for text, place in zip(y, places, strict=True)]
-    keys_given = None if "id" not in columns else as_texts(columns["id"])
-    return SampleFile(path, x, y, keys_given, as_subjects(columns.get("subject")))
-
-
-def to_label(text: str, place: str, label_of: Callable[[str], int]) -> int:
-    """Return the label of a class name; the ValueError says where the name was found."""
-    try:
-        return label_of(text)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        for i, text in enumerate(y):
+            try:
+                y[i] = label_of(text)
+            except ValueError as error:
+                place = f"{path}, line {lines[i]}" if lines else labels
+                raise ValueError(f"{place}: {error}") from None
+    return Samples(path, x.shape[1], keys, y, as_subjects(columns.get("subject")), lambda part: to_features(x[part]))
 
 
 def as_texts(values: Values) -> list[str]:
@@ -127,14 +116,13 @@ def as_subjects(values: Values | None) -> list[str | None] | None:
 # -- arrays and tensors ------------------------------------------------------------------------------------------------
 
 
-def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
-    """Load an array. ``mapped``: leave it on the disk and read parts as they are needed."""
+def load_array(path: Path) -> Any:
+    """Load the content of a .pt file, or an array that stays in its .npy file until parts of it are needed."""
+    if path.suffix == ".pt":
+        return load_pt(path)
     path.stat()  # raises the OSError of a missing file
     try:
-        if mapped:
-            return np.lib.format.open_memmap(path, mode="r")
-        with open(path, "rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
     except Exception as error:  # numpy's parser of the header raises errors of many kinds
@@ -142,8 +130,8 @@ def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
 
 
 def load_matrix(path: Path) -> np.ndarray[Any, Any] | Tensor:
-    """Load features (n, J) from a .npy file, which stays on the disk, or a .pt file."""
-    values: Any = load_npy(path, True) if path.suffix == ".npy" else load_pt(path)
+    """Load features (n, J) from a .npy or .pt file."""
+    values = load_array(path)
     if isinstance(values, Tensor):
         real = values.layout == torch.strided and not values.is_complex() and not values.is_quantized
     else:
@@ -171,16 +159,14 @@ def to_column(values: Any, path: Path) -> Values:
     if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 1:
         return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
-        values = torch.from_numpy(
-            values.astype(np.int64 if values.dtype.kind in "iu" else values.dtype.newbyteorder("="))
-        )
+        values = torch.from_numpy(values.astype(np.int64)) if values.dtype.kind in "iu" else to_features(values)
     if not isinstance(values, Tensor) or values.ndim not in (1, 2):
         shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor | np.ndarray) else ""
         raise ValueError(f"{path} must contain one value for each sample, got {type(values).__name__}{shape}")
     return values
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def is_table(path: Path) -> bool:
@@ -213,12 +199,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     width = 0
     with open_text(path) as file:
         reader = csv.reader(file)
-        for row in reader:
+        for row in filter(None, reader):
             width = width or len(row)
-            if row and len(row) != width:
+            if len(row) != width:
                 raise ValueError(f"{path}, line {reader.line_num}: {len(row)} columns instead of {width}")
-            if row:
-                yield reader.line_num, [cell.strip() for cell in row]
+            yield reader.line_num, [cell.strip() for cell in row]
 
 
 def find_column(value: str | None, first: Sequence[str], header: bool) -> int | None:
@@ -234,7 +219,20 @@ def find_column(value: str | None, first: Sequence[str], header: bool) -> int | 
     return index % len(first) if -len(first) <= index < len(first) and not Path(value).exists() else None
 
 
-def is_header(first: Sequence[str], named: Sequence[str | None]) -> bool:
+def find_columns(path: Path, named: Mapping[str, str | None], first: Sequence[str], header: bool) -> dict[str, int]:
+    """Find the named columns of a table; ValueError for a value that is neither a column nor a file."""
+    found = {}
+    for name, value in named.items():
+        place = find_column(value, first, header)
+        if place is not None:
+            found[name] = place
+        elif value is not None and not Path(value).exists():
+            known = f"; its columns are {', '.join(first)[:200]}" if header else ""
+            raise ValueError(f"{value!r} is neither a column of {path} nor a file{known}")
+    return found
+
+
+def is_header(first: Sequence[str], named: Iterable[str | None]) -> bool:
     """Return True if the first row is a header: it contains one of the names, or a feature cell that is not a number."""
     if any(value in first and not is_number(value) for value in named if value is not None):
         return True
@@ -250,13 +248,9 @@ def read_table(
     number, first = next(rows, (0, []))
     if not first:
         raise ValueError(f"{path} is empty")
-    header = is_header(first, list(named.values()))
-    places = {name: find_column(value, first, header) for name, value in named.items()}
-    for name, value in named.items():
-        if value is not None and places[name] is None and not Path(value).exists():
-            known = f"; its columns are {', '.join(first)[:200]}" if header else ""
-            raise ValueError(f"{value!r} is neither a column of {path} nor a file{known}")
-    texts: dict[str, Values] = {name: [] for name, place in places.items() if place is not None}
+    header = is_header(first, named.values())
+    places = find_columns(path, named, first, header)
+    texts: dict[str, list[str]] = {name: [] for name in places}
     features = [c for c in range(len(first)) if c not in places.values()]
     numbers, lines = array("d"), []
     for line, row in rows if header else chain([(number, first)], rows):
@@ -266,13 +260,12 @@ def read_table(
             column = next(c for c in features if not is_number(row[c]))
             name = repr(first[column]) if header else str(column)
             raise ValueError(
-                f"{path}, line {line}, column {name}: {row[column][:40]!r} is not a number. Use --labels, --ids or "
-                "--subjects to name columns that are not features."
+                f"{path}, line {line}, column {name}: {row[column][:40]!r} is not a number. {NAME_COLUMNS}"
             ) from None
-        for name, values in texts.items():
-            values.append(row[places[name]])  # type: ignore[union-attr, index]
+        for name, place in places.items():
+            texts[name].append(row[place])
         lines.append(line)
-    return np.array(numbers).reshape(len(lines), len(features)), texts, lines
+    return np.array(numbers).reshape(len(lines), len(features)), dict(texts), lines
 
 
 def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[np.ndarray[Any, Any], dict[str, Values]]:
@@ -285,29 +278,21 @@ def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[np.ndarra
         table = read(path)
     except ArrowException as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
-    first = table.column_names
-    places = {name: find_column(value, first, True) for name, value in named.items()}
-    for name, value in named.items():
-        if value is not None and places[name] is None and not Path(value).exists():
-            raise ValueError(
-                f"{value!r} is neither a column of {path} nor a file; its columns are {', '.join(first)[:200]}"
-            )
-    parts = []
-    for column in (c for c in range(len(first)) if c not in places.values()):
+    places = find_columns(path, named, table.column_names, header=True)
+    parts = [np.zeros((len(table), 0))]
+    for column in (c for c in range(table.num_columns) if c not in places.values()):
         try:
             values = np.array(table.column(column).to_pylist(), dtype=np.float64)
         except (TypeError, ValueError):
             raise ValueError(
-                f"{path}, column {first[column]!r} does not consist of numbers, or of lists of the same length. Use --labels, "
-                "--ids or --subjects to name columns that are not features."
+                f"{path}, column {table.column_names[column]!r} does not consist of numbers, or of lists of the same length. "
+                f"{NAME_COLUMNS}"
             ) from None
         parts.append(values.reshape(len(table), -1))
-    texts = {
-        n: ["" if v is None else str(v) for v in table.column(p).to_pylist()]
-        for n, p in places.items()
-        if p is not None
-    }
-    return np.hstack(parts) if parts else np.zeros((len(table), 0)), dict(texts)
+    texts: dict[str, Values] = {}
+    for name, place in places.items():
+        texts[name] = ["" if v is None else str(v) for v in table.column(place).to_pylist()]
+    return np.hstack(parts), texts
 
 
 def read_by_id(path: Path, name: str) -> dict[str, str]:
@@ -334,22 +319,21 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
     are the lines of a text file with ``by_position``.
     """
     if path.suffix in (".npy", ".pt"):
-        values = to_column(load_npy(path, False) if path.suffix == ".npy" else load_pt(path), path)
-    else:
-        first = next(read_rows(path), (0, []))[1] if is_table(path) else []
-        if len(first) > 1:
-            by_id = read_by_id(path, name)
-            missing = next((i for i in ids if i not in by_id), None)
-            if missing is not None:
-                raise ValueError(f"{path} has no {name} for the id {missing!r}")
-            return [by_id[i] for i in ids]
-        if not by_position:
-            raise ValueError(
-                f"{path} is a list without ids: give a CSV file with the header id,{name}, or add --by-position if the list "
-                "is in the order of the samples"
-            )
+        values = to_column(load_array(path), path)
+    elif is_table(path) and len(next(read_rows(path), (0, []))[1]) > 1:
+        by_id = read_by_id(path, name)
+        missing = next((i for i in ids if i not in by_id), None)
+        if missing is not None:
+            raise ValueError(f"{path} has no {name} for the id {missing!r}")
+        return [by_id[i] for i in ids]
+    elif by_position:
         with open_text(path) as lines:
             values = [line.strip() for line in lines]
+    else:
+        raise ValueError(
+            f"{path} is a list without ids: give a CSV file with the header id,{name}, or add --by-position if the list is in "
+            "the order of the samples"
+        )
     if len(values) != len(ids):
         raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
     return values

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -30,18 +31,13 @@ from torchlssvm.cli.store_access import Settings, check_output, learn_names, ope
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.images import Backbone, ImageFolder
-    from torchlssvm.cli.sample_files import SampleFile
+    from torchlssvm.cli.images import Backbone
+    from torchlssvm.cli.sample_files import Samples
     from torchlssvm.store import AccessReport, EventResult, SampleStore
 
 SAMPLES = (
     one_of(
-        option(
-            "--features",
-            type=Path,
-            metavar="FILE",
-            help="features: a .npy or .pt array (n, J), a .csv or .parquet table",
-        ),
+        option("--features", type=Path, metavar="FILE", help="a .npy or .pt array (n, J), or a .csv or .parquet table"),
         option("--images", type=Path, metavar="FOLDER", help="images"),
         required=True,
     ),
@@ -91,20 +87,31 @@ def add(options: argparse.Namespace) -> int:
     subjects are an error. (Event ids are random: an id computed from the content would stay in the journal and confirm a guess
     about an erased sample.)
     """
+    import torch
+
+    from torchlssvm.events import Add
+
     if options.images is None and options.labels is None:
         raise UsageError("--features needs --labels")
     size = batch_size(options, "fingerprint")
     counts = {"added": 0, "skipped": 0, "left_out": 0, "events": 0}
-    seen: set[str] = set()
     with open_store(options) as store:
-        samples: SampleFile | ImageFolder
-        samples, source = open_images(options, store) if options.images else open_file(options, store)
+        samples = open_samples(options, store, labelled=True)
+        source = options.fingerprint or store.fingerprint
+        twice = next((one for one, times in Counter(samples.ids).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(f"{samples.path}: the id {twice!r} occurs twice")
         with progress(options, "adding", len(samples)) as advance:
             for where, ids, x, y, subjects in samples.batches(size):
                 try:
-                    refuse_repeated(ids, seen)
                     whose = [options.subject] * len(ids) if subjects is None else subjects
-                    add_batch(store, (ids, x, y, whose, source), counts)
+                    event = store.without_held(Add(ids, x, torch.as_tensor(y), whose, source))
+                    counts["skipped"] += len(ids) - (0 if event is None else len(event.ids))
+                    if event is not None:
+                        done = store.apply(event, recalibrate=False)
+                        counts["added"] += done.samples
+                        counts["left_out"] += len(done.left_out)
+                        counts["events"] += done.applied
                 except ValueError as error:
                     raise ValueError(f"{where}: {error} ({counts['added']} samples were added before it)") from error
                 advance(len(ids))
@@ -118,40 +125,55 @@ def add(options: argparse.Namespace) -> int:
     return emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
 
 
-def open_file(options: argparse.Namespace, store: SampleStore) -> tuple[SampleFile, str | None]:
-    """Read the samples of a file; also return the fingerprint of the network that they are said to come from."""
+def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool) -> Samples:
+    """Open the samples to learn (``labelled``) or to classify: a file, or images through the network of the store."""
+    if options.images is not None:
+        return open_images(options, store, labelled)
     backbone = Settings.load(store).backbone
-    if backbone and options.fingerprint is None:
+    if labelled and backbone and options.fingerprint is None:
         raise ValueError(
             f"the features of this store come from {backbone}: add --images. If {backbone} computed the features in your file, "
             f"say so with --fingerprint {store.fingerprint}"
         )
     with progress(options, f"reading {options.features}"):
-        samples = read_file(options, store, ids=options.ids, subjects=options.subjects)
-    return samples, options.fingerprint or store.fingerprint
+        return read_file(options, store, ids=options.ids, subjects=options.subjects if labelled else None)
 
 
-def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> SampleFile:
+def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> Samples:
     """Read ``--features`` with ``--labels`` and other columns; check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
-    settings, classes = Settings.load(store), store.head.num_classes
+    settings, head = Settings.load(store), store.head
     columns["labels"] = options.labels
     found = read_samples(
-        options.features, lambda text: settings.label(text, classes), by_position=options.by_position, **columns
+        options.features,
+        lambda text: settings.label(text, head.num_classes),
+        by_position=options.by_position,
+        **columns,
     )
-    check_width(found, store)
+    if found.width != head.in_features:
+        raise ValueError(f"{found.path} has {found.width} features, the store has {head.in_features}")
     return found
 
 
-def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[ImageFolder, str | None]:
-    """Open a folder of labelled images; also return the fingerprint of the network that computes their features."""
-    from torchlssvm.cli.images import ImageFolder
+def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool) -> Samples:
+    """Open a folder of images. Labelled images are in sub-folders with the names of their classes, which are registered."""
+    from torchlssvm.cli.images import find_images
+    from torchlssvm.cli.sample_files import Samples, as_subjects, read_column
 
-    folder = ImageFolder(options.images, options.subjects, options.by_position)
+    images = find_images(options.images, labelled)
+    ids, paths = list(images), list(images.values())
+    subjects = y = None
+    if labelled and options.subjects is not None:
+        values = read_column(Path(options.subjects), "subject", ids, options.images, options.by_position)
+        subjects = as_subjects(values)
     backbone = load_backbone(options, store)
-    settings, classes = learn_names(store, sorted(set(folder.class_names))), store.head.num_classes
-    return folder.use(backbone, lambda name: settings.label(name, classes)), backbone.fingerprint
+    if labelled:
+        names = [one.partition("/")[0] for one in ids]
+        settings = learn_names(store, sorted(set(names)))
+        y = [settings.label(name, store.head.num_classes) for name in names]
+    width = backbone.classifier.in_features
+    return Samples(options.images, width, ids, y, subjects, lambda part: backbone.features(paths[part]))
 
 
 def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
@@ -170,37 +192,6 @@ def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
             f"{store.fingerprint}, got {backbone.fingerprint}. Give the original weights with --weights FILE"
         )
     return backbone
-
-
-def check_width(samples: SampleFile | ImageFolder, store: SampleStore) -> None:
-    """Raise ValueError if the samples do not have as many features as the store."""
-    if samples.width != store.head.in_features:
-        raise ValueError(f"{samples.path} has {samples.width} features, the store has {store.head.in_features}")
-
-
-def refuse_repeated(ids: Sequence[str], seen: set[str]) -> None:
-    """Raise ValueError if one of the ids was seen before; remember them."""
-    for one in ids:
-        if one in seen:
-            raise ValueError(f"the id {one!r} occurs twice")
-        seen.add(one)
-
-
-def add_batch(store: SampleStore, batch: tuple[Any, ...], counts: dict[str, int]) -> None:
-    """Add the new samples of a batch (ids, x, y, subjects, source) in one event."""
-    import torch
-
-    from torchlssvm.events import Add
-
-    ids, x, y, subjects, source = batch
-    event = store.without_held(Add(ids, x, torch.as_tensor(y), subjects, source))
-    counts["skipped"] += len(ids) - (0 if event is None else len(event.ids))
-    if event is None:
-        return
-    receipt = store.apply(event, recalibrate=False)
-    counts["added"] += receipt.samples
-    counts["left_out"] += len(receipt.left_out)
-    counts["events"] += receipt.applied
 
 
 # -- classify ----------------------------------------------------------------------------------------------------------
@@ -231,7 +222,7 @@ def classify(options: argparse.Namespace) -> int:
     right = 0
     with open_store(options, readonly=True) as store:
         settings, head = Settings.load(store), store.head
-        samples = open_unlabelled(options, store)
+        samples = open_samples(options, store, labelled=False)
         names = [settings.name(k) for k in range(head.num_classes)]
         with progress(options, "classifying", len(samples)) as advance:
             for _, ids, x, y, _ in samples.batches(size):
@@ -241,16 +232,10 @@ def classify(options: argparse.Namespace) -> int:
                     raise ValueError(f"{samples.path}: the features of {ids[bad[0]]!r} are not finite numbers")
                 best = scores.argmax(1)
                 right += 0 if y is None else int((best == torch.as_tensor(y)).sum())
-                for i, sample in enumerate(ids):
-                    row = {"id": sample, "class": names[int(best[i])], "score": float(scores[i].max())}
-                    rows.append(
-                        row
-                        | (
-                            {f"score {n}": s for n, s in zip(names, scores[i].tolist(), strict=True)}
-                            if options.scores
-                            else {}
-                        )
-                    )
+                for sample, k, row in zip(ids, best.tolist(), scores.tolist(), strict=True):
+                    rows.append({"id": sample, "class": names[k], "score": row[k]})
+                    if options.scores:
+                        rows[-1] |= {f"score {name}": score for name, score in zip(names, row, strict=True)}
                 advance(len(ids))
     said: dict[str, Any] = {"samples": len(rows), "accuracy": right / len(rows) if options.labels else None}
     as_csv = io.StringIO(newline="")
@@ -262,20 +247,8 @@ def classify(options: argparse.Namespace) -> int:
     text = as_csv.getvalue() if options.out.suffix == ".csv" else json.dumps(said | {"predictions": rows}, indent=1)
     write_private(options.out, text.encode(), overwrite=options.force)
     accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
-    return emit(
-        options, said | {"out": str(options.out)}, f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
-    )
-
-
-def open_unlabelled(options: argparse.Namespace, store: SampleStore) -> SampleFile | ImageFolder:
-    """Open the samples to classify. Images need no sub-folders; a single image works too."""
-    if options.images is None:
-        with progress(options, f"reading {options.features}"):
-            return read_file(options, store, ids=options.ids)
-    from torchlssvm.cli.images import ImageFolder
-
-    folder = ImageFolder(options.images, labelled=False)
-    return folder.use(load_backbone(options, store), None)
+    summary = f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
+    return emit(options, said | {"out": str(options.out)}, summary)
 
 
 # -- relabel -----------------------------------------------------------------------------------------------------------
@@ -292,7 +265,7 @@ def open_unlabelled(options: argparse.Namespace, store: SampleStore) -> SampleFi
 )
 def relabel(options: argparse.Namespace) -> int:
     """Relabel the samples: one event for all ids, or one per subject."""
-    from torchlssvm.events import Relabel
+    from torchlssvm.events import Relabel, new_event_id
 
     labels = options.label
     named = options.id is not None or options.subject is not None
@@ -303,37 +276,26 @@ def relabel(options: argparse.Namespace) -> int:
 
         found = read_by_id(options.file, "label")
         options.id, labels = list(found), list(found.values())
-    elif len(labels) == 1 and options.id is not None:
-        labels = labels * len(options.id)
-    if len(labels) != (1 if options.id is None else len(options.id)):
-        wanted = (
-            "one label, for all subjects"
-            if options.id is None
-            else f"one label, or one for each of {len(options.id)} ids"
-        )
-        raise UsageError(f"give {wanted}; got {len(labels)} labels")
+    targets = [{"subject": name} for name in dict.fromkeys(options.subject or ())] or [{"ids": options.id}]
+    check_single_event(options, targets)
+    wanted = 1 if options.id is None else len(options.id)
+    if len(labels) not in (1, wanted):
+        raise UsageError(f"give one label, or one for each id; got {len(labels)} labels")
     with open_store(options) as store:
         settings, classes = Settings.load(store), store.head.num_classes
-        y = [settings.label(text, classes) for text in labels]
-        targets = with_event(options, selected(options))
-        receipts = store.apply([Relabel(y[0] if options.id is None else y, **whose) for whose in targets])
+        y: Any = [settings.label(text, classes) for text in labels]
+        if len(y) == 1:
+            y = y[0] if options.id is None else y * wanted
+        receipts = store.apply([Relabel(y, **whose, event_id=options.event or new_event_id()) for whose in targets])
         store.refresh()
         said = receipts_to_json(receipts, store)
     return emit(options, said, list(map(str, receipts)))
 
 
-def selected(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return keyword arguments that select the samples of each event: one event for all ids, or one per subject."""
-    return [{"subject": name} for name in dict.fromkeys(options.subject or ())] or [{"ids": options.id}]
-
-
-def with_event(options: argparse.Namespace, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the id from ``--event`` to the only event."""
-    if options.event is None:
-        return targets
-    if len(targets) > 1:
+def check_single_event(options: argparse.Namespace, targets: Sequence[Any]) -> None:
+    """Raise UsageError if ``--event`` would name several events."""
+    if options.event is not None and len(targets) > 1:
         raise UsageError("--event needs a single subject: every subject is a separate event")
-    return [targets[0] | {"event_id": options.event}]
 
 
 def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:

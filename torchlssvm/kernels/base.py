@@ -89,7 +89,8 @@ class Kernel(nn.Module):
         if torch.compiler.is_compiling() or _fits(p1, p2, self.floats(p1.shape[1])):
             return self.gram(p1, p2)
         bands: dict[int, list[Tensor]] = {}
-        out = None if torch.is_grad_enabled() and (p1.requires_grad or p2.requires_grad) else _empty(p1, p2)
+        graph = torch.is_grad_enabled() and (p1.requires_grad or p2.requires_grad)
+        out = None if graph else p1.new_empty(p1.shape[0], p2.shape[0])
         for rows, columns in _tiles(p1.shape[0], p2.shape[0], p1, self.floats(p1.shape[1])):
             tile = self.gram(p1[rows], p2[columns])
             if out is None:
@@ -164,10 +165,6 @@ def _pair(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fits(x1: Tensor, x2: Tensor, floats: int) -> bool:
     return x1.shape[0] * x2.shape[0] * floats * x1.element_size() <= TILE_BYTES
-
-
-def _empty(x1: Tensor, x2: Tensor) -> Tensor:
-    return x1.new_empty(x1.shape[0], x2.shape[0])
 
 
 def _tiles(n1: int, n2: int, like: Tensor, floats: int) -> Iterator[tuple[slice, slice]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, NOTE_PREFIX, Database
-from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
+from torchlssvm.store.journal import Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import MAX_SNAPSHOT_BYTES, Snapshots
 from torchlssvm.untrusted import FileHashes
@@ -33,29 +32,6 @@ CERTIFIED_KINDS = ("remove", "request")
 def lasting_name(path: Any) -> str:
     """Absolute path; URLs are left as they are."""
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
-
-
-@dataclass(frozen=True)
-class StoreFacts:
-    """The facts of a store to compare a certificate with, read in one view.
-
-    Attributes:
-        entries: of the journal, its chain recomputed; ``last_change``: the position of the last one that changed a sample.
-        fingerprint, compacted: the network of the features, and the position up to which bytes were erased.
-        grid, shape: as a certificate has them.
-        key: the key of the commitment at the certificate's position; None if it is destroyed.
-        snapshots, checkpoints: known files from before the certificate's last event that are still there.
-    """
-
-    entries: list[Entry]
-    last_change: int
-    fingerprint: str | None
-    compacted: int
-    grid: dict[str, Any] | None
-    shape: dict[str, int]
-    key: bytes | None
-    snapshots: list[str]
-    checkpoints: list[str]
 
 
 class CertificateIssuer:
@@ -87,7 +63,7 @@ class CertificateIssuer:
                     "network was trained on them. Adapt the network again without them, and add the samples left to a new "
                     "store with it"
                 )
-        state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
+        state, options, fingerprint, compacted = map(self.db.get, ("state", "head", "fingerprint", "compacted"))
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
@@ -111,7 +87,7 @@ class CertificateIssuer:
             commitment=None if key is None else hmac.digest(key, state["digest"].encode(), "sha256").hex(),
             position=state["position"],
             chain=state["chain"],
-            grid=self.grid(options),
+            grid=self.grid(),
             fingerprint=fingerprint,
             shape=self.shape(),
             samples=state["samples"],
@@ -129,24 +105,6 @@ class CertificateIssuer:
             requests=requests,
         )
 
-    def examine(self, certificate: Certificate) -> StoreFacts:
-        """The facts that a certificate is compared with, as they are in the open view."""
-        last = max(event["position"] for event in certificate.events)
-        entries = self.journal.entries()
-        options, fingerprint, compacted = self.db.get_all("head", "fingerprint", "compacted")
-        self.table.load_codec()
-        return StoreFacts(
-            entries=entries,
-            last_change=max((e.position for e in entries if e.kind in CHANGING_KINDS), default=0),
-            fingerprint=fingerprint,
-            compacted=compacted,
-            grid=self.grid(options),
-            shape=self.shape(),
-            key=self.journal.opening(certificate.position),
-            snapshots=self.snapshots.names_before(last),
-            checkpoints=self.checkpoints_before(last),
-        )
-
     def recorded(self, certificate: Certificate) -> bool | None:
         """Compare a certificate's commitment with the journal's; None if the journal has none."""
         entry = self.journal.at(certificate.position)
@@ -154,11 +112,12 @@ class CertificateIssuer:
             return None
         return entry.mac.hex() == certificate.commitment
 
-    def grid(self, options: dict[str, Any]) -> dict[str, Any] | None:
-        """The grid of the features, and the normalization before it, as a certificate has them. ``options``: of the head.
+    def grid(self) -> dict[str, Any] | None:
+        """The grid of the features, and the normalization before it, as a certificate has them.
 
-        StoreError if a head made from the options would use another grid than the rows have.
+        StoreError if a head made from the store's options would use another grid than the rows have.
         """
+        options = self.db.get("head")
         fields = grid_to_fields(self.table.codec.grid)
         rows = list(fields.values()) or None
         if "in_features" in options and options.get("grid") not in ("auto", rows):

@@ -169,7 +169,6 @@ class Database:
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
         self._millions, self._reads_only = 0, readonly  # steps of the present query
-        self._parsed: dict[str, tuple[tuple[Any, ...], Any]] = {}  # the store's own records as they were last read
         self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
         self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
         self._check_files(create)
@@ -455,14 +454,12 @@ class Database:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
-        """Return a value of the meta table; do not modify it. StoreError if it is missing and you gave no default."""
+        """Return a value of the meta table. StoreError if it is missing and you gave no default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
         if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
             raise self.damaged(f"the record {name!r} is missing")
-        if name in self._parsed and self._parsed[name][0] == row:
-            return self._parsed[name][1]
         if checksum((name, row[0])) != row[1]:
             raise self.damaged(f"the record {name!r} does not have its checksum")
         try:
@@ -470,22 +467,19 @@ class Database:
             check(value, RECORDS.get(name.partition("/")[0], {}))
         except (ValueError, TypeError) as error:
             raise self.damaged(f"the record {name!r} cannot be read: {str(error)[:200]}") from None
-        if name in RECORDS:
-            self._parsed[name] = (row, value)
         return value
-
-    def get_all(self, *names: str) -> list[Any]:
-        """Several values of the meta table, which must be there."""
-        return [self.get(name) for name in names]
 
     def put(self, name: str, value: Any) -> None:
         """Write a value of the meta table."""
         text = json.dumps(value, sort_keys=True)
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
 
-    def delete(self, name: str) -> None:
-        """Delete a value of the meta table."""
-        self.run("DELETE FROM meta WHERE name = ?", (name,))
+    def put_or_delete(self, name: str, value: Any) -> None:
+        """Write a value of the meta table, or delete it if it is None."""
+        if value is None:
+            self.run("DELETE FROM meta WHERE name = ?", (name,))
+        else:
+            self.put(name, value)
 
     def records(self, prefix: str) -> dict[str, Any]:
         """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""

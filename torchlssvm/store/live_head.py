@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.errors import StoreError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.database import Database
 from torchlssvm.store.head_adapter import HeadAdapter, LinearAdapter
@@ -271,23 +271,21 @@ class LiveHead:
         """
         if self.adapter is None or self.stale:
             return
-        discarded = self._seen == -1
-        if not discarded and (self.adapter.config(), self.adapter.chosen()) != self.options:
-            try:
-                with self.db.transaction():
-                    stored = (self.db.get("head"), self.db.get("chosen", None))
-                    if self.db.get("state")["position"] == self.position and stored == self.options:
-                        self.save_options()
-                    else:
-                        log.warning("%s: others have written since; options set here are not kept", self.path)
-            except StoreError as error:
+        changed = self._seen != -1 and (self.adapter.config(), self.adapter.chosen()) != self.options
+        try:
+            with self.db.transaction():
+                stored = (self.db.get("head"), self.db.get("chosen", None))
+                if changed and (self.db.get("state")["position"], stored) == (self.position, self.options):
+                    self.save_options()
+                elif changed:
+                    log.warning("%s: others have written since; options set here are not kept", self.path)
+                try:
+                    self.write_snapshot()
+                except OSError as error:
+                    log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
+        except StoreError as error:
+            if changed:
                 raise type(error)(
                     f"{self.path} is closed and every event is kept, but not the options that were set on its head: {error}"
                 ) from error
-        try:
-            with self.db.transaction():
-                self.write_snapshot()
-        except StoreBusyError:
-            log.info("%s: another writer is at work, closed without a snapshot", self.path)
-        except (OSError, StoreError) as error:
-            log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
+            log.info("%s: closed without a snapshot: %s", self.path, error)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import random
 import re
 import shutil
 import warnings
@@ -14,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +46,7 @@ from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
-from torchlssvm.store.erasure import erasure
-from torchlssvm.store.erasure.erasure import Erasure
+from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.erasure.suppression_list import refuse_in_store
@@ -59,14 +59,8 @@ from torchlssvm.store.transaction import EventResult, Transaction
 
 log = logging.getLogger("torchlssvm.store")
 
-LARGE_BATCH_NUMBERS = 2**24
-"""Numbers in one large batch of rows: 128 megabytes."""
-
 CALIBRATE_RECORD = "calibrate"
 """Record of a store that recalibrates with each event: how the calibration is made."""
-
-FEATURE_TOLERANCE = 1e-3
-"""Part of a row's largest value by which a network may compute a feature differently in another batch (TF32 has 10 bits)."""
 
 Groups: TypeAlias = str | Mapping[str, Any] | None
 """Samples that are left out together: "subject", or a dict from ids to groups."""
@@ -218,8 +212,7 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
-            if adapter.chosen() is not None:
-                self._db.put("chosen", adapter.chosen())
+            self._db.put_or_delete("chosen", adapter.chosen())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -255,7 +248,7 @@ class SampleStore:
 
     def _start_head(self, device: torch.device | str | None) -> None:
         """Make the head, or check the one that was given, and restore it unless this handle only reads."""
-        bound, config = self._db.get_all("fingerprint", "head")
+        bound, config = map(self._db.get, ("fingerprint", "head"))
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
                 f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
@@ -441,14 +434,8 @@ class SampleStore:
         """Set a note to ``change(current value)``, atomically. The current value is None if the note is not set."""
         with self._db.transaction():
             value = change(self.note(name))
-            self._put_note(name, value)
+            self._db.put_or_delete(NOTE_PREFIX + name, value)
             return value
-
-    def _put_note(self, name: str, value: Any) -> None:
-        if value is None:
-            self._db.delete(NOTE_PREFIX + name)
-        else:
-            self._db.put(NOTE_PREFIX + name, value)
 
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""
@@ -501,47 +488,58 @@ class SampleStore:
             groups: ``"subject"``, or a dict from ids to groups; samples without a group are left out one by one. Without
                 groups, a UserWarning tells you if rows of one subject are similar.
         """
-        alike = AlikeRows()
         with self.view():
-            found = self._left_out(self._linear("leave_one_out"), pairs, groups, alike)
-        if groups is None:
-            alike.warn()
-        return found
+            if groups is None:
+                self._warn_if_alike()
+            return self._left_out(self._linear("leave_one_out"), pairs, groups)
 
-    def _left_out(
-        self, head: Any, pairs: str, groups: Groups, alike: AlikeRows | None = None
-    ) -> tuple[list[str], Tensor, Tensor]:
+    def _warn_if_alike(self) -> None:
+        """Warn if rows of one subject are less than half as far apart as rows of others with the same label.
+
+        It compares neighbours at 1,024 places, which are spread at random over the rows that have a subject.
+        """
+        named = [row for batch in self.table.names() for row in zip(*batch, strict=True) if row[1] is not None]
+        if len(named) < 20:
+            return
+        places = random.Random(0).sample(range(len(named) - 1), min(1024, len(named) - 1))
+        here, beside = (self.get([named[k + step][0] for k in places]) for step in (0, 1))
+        if here.y.ndim != 1:
+            return
+        medians = []
+        for shift, of_one in ((0, True), (len(places) // 2, False)):
+            subjects = beside.subjects[shift:] + beside.subjects[:shift]
+            fits = torch.tensor([(a == b) == of_one for a, b in zip(here.subjects, subjects, strict=True)])
+            fits &= here.y == beside.y.roll(-shift)
+            distances = (here.x - beside.x.roll(-shift, 0))[fits].double().norm(dim=1)
+            medians.append(float(distances.median()) if len(distances) >= 10 else math.nan)
+        if medians[0] < 0.5 * medians[1]:
+            warnings.warn(
+                "rows of one subject are alike in this store, so leave-one-out scores are too good: use groups='subject'",
+                stacklevel=4,
+            )
+
+    def _left_out(self, head: Any, pairs: str, groups: Groups) -> tuple[list[str], Tensor, Tensor]:
         """Ids, leave-one-out scores and labels of all samples, as the open view or transaction shows them."""
-        ids: list[str] = []
+        place: dict[str, int] = {}
         scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
-        labels: list[Tensor] = []
-        # Class weights that follow the counts need a solve for each class in each batch, so batches are large then.
+        labels = [torch.zeros(0, dtype=torch.int64, device=head.device)]
+        # Class weights that follow the counts need a solve for each class in each batch, so batches are large then: 128 MB.
         follows = isinstance(getattr(head, "class_weight", None), str)
-        size = max(ROWS_PER_BATCH, LARGE_BATCH_NUMBERS // head.in_features if follows else 0)
-        for rows in self.batches(size) if groups is None else self._grouped_batches(groups, size):
-            if alike is not None:
-                alike.look(rows)
+        size = max(ROWS_PER_BATCH, 2**24 // head.in_features if follows else 0)
+        for rows, numbers in self._grouped_batches(groups, size):
             x, y = rows.x.to(head.device), rows.y.to(head.device)
-            given = {} if groups is None else {"groups": self._group_numbers(rows, groups)}
-            ids += rows.ids
-            scores.append(head.leave_one_out(x, y, pairs=pairs, **given))
+            scores.append(head.leave_one_out(x, y, pairs=pairs, groups=numbers))
             labels.append(y)
-        if not ids:
-            return ids, scores[0], torch.zeros(0, dtype=torch.int64)
-        place = {name: k for k, name in enumerate(ids)}
+            place |= {name: k for k, name in enumerate(rows.ids, len(place))}
         ids = [name for names, _ in self.table.names() for name in names]
-        order = torch.tensor([place[name] for name in ids], device=head.device)
-        return ids, torch.cat(scores)[order], torch.cat(labels)[order]
+        order = torch.tensor([place[name] for name in ids], dtype=torch.int64, device=head.device)
+        return ids, torch.cat(scores)[order], torch.cat(labels[1:] or labels)[order]
 
-    def _group_numbers(self, rows: StoredRows, groups: Groups) -> Tensor:
-        """A number for the group of each row (B,); rows without a group have one of their own."""
-        named = map(groups.get, rows.ids) if isinstance(groups, Mapping) else rows.subjects
-        keys = [i if group is None else ("group", group) for i, group in zip(rows.ids, named, strict=True)]
-        number = {key: k for k, key in enumerate(dict.fromkeys(keys))}
-        return torch.tensor([number[key] for key in keys])
-
-    def _grouped_batches(self, groups: Groups, size: int) -> Iterator[StoredRows]:
-        """All samples in batches of about ``size`` that hold whole groups."""
+    def _grouped_batches(self, groups: Groups, size: int) -> Iterator[tuple[StoredRows, Tensor | None]]:
+        """All samples in batches of about ``size`` that hold whole groups, and the number of each row's group (B,)."""
+        if groups is None:
+            yield from ((rows, None) for rows in self.batches(size))
+            return
         if not isinstance(groups, Mapping) and groups != "subject":
             raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
         members: dict[Any, list[str]] = {}
@@ -549,12 +547,13 @@ class SampleStore:
             for i, subject in zip(ids, subjects, strict=True):
                 group = groups.get(i) if isinstance(groups, Mapping) else subject
                 members.setdefault(i if group is None else ("group", group), []).append(i)
-        batch: list[str] = []
+        batch: list[list[str]] = []
         for names in [*members.values(), None]:
-            if batch and (names is None or len(batch) + len(names) > size):
-                yield self.get(batch)
+            if batch and (names is None or sum(map(len, batch)) + len(names) > size):
+                numbers = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(group) for group in batch]))
+                yield self.get([i for group in batch for i in group]), numbers
                 batch = []
-            batch += names or []
+            batch += [] if names is None else [names]
 
     def label_errors(self, groups: Groups = None) -> LabelErrors:
         """Samples ranked by how suspicious their labels are: look at them, then ``apply(found.events(10))``.
@@ -586,10 +585,7 @@ class SampleStore:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
                 self.live.stale = True  # until the calibration is kept
                 calibrate_on(head, scores, labels, method)
-                if keep:
-                    self._db.put(CALIBRATE_RECORD, {"method": method, "groups": groups})
-                else:
-                    self._db.delete(CALIBRATE_RECORD)
+                self._db.put_or_delete(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
                 options = self.live.save_options()
             self.live.options, self.live.stale = options, False
 
@@ -791,7 +787,7 @@ class SampleStore:
                     self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
-                        self._put_note(name, value)
+                        self._db.put_or_delete(NOTE_PREFIX + name, value)
                     if request is not None or keep_receipt:
                         self.receipts.keep(work.done, request)
                     if request is not None:
@@ -851,8 +847,8 @@ class SampleStore:
         """The samples of an Add that the store does not hold yet; None if it holds all.
 
         Samples with an id that the store holds are compared with the stored row, which stays. Features may differ by rounding,
-        since a network computes them slightly differently in another batch (``FEATURE_TOLERANCE`` of the largest value of the
-        row, and a step of the grid). ValueError names the first id whose features, label or subject differ.
+        since a network computes them slightly differently in another batch: by 1e-3 of the largest value of the row (TF32 has
+        10 bits), and a step of the grid. ValueError names the first id whose features, label or subject differ.
         """
         held = self.table.held(event.ids)
         if not held:
@@ -861,9 +857,7 @@ class SampleStore:
         rows, codec = self.get([event.ids[k] for k in known]), self.table.codec
         x, here = event.x[known].to("cpu", torch.float64), rows.x.to(torch.float64)
         step = 0.0 if codec.steps is None else codec.steps.resolution
-        other_x = (
-            (x - here).abs().amax(1) > step + FEATURE_TOLERANCE * here.abs().amax(1) if x.shape == here.shape else None
-        )
+        other_x = (x - here).abs().amax(1) > step + 1e-3 * here.abs().amax(1) if x.shape == here.shape else None
         mine, theirs = (
             labels or targets or [] for labels, targets in map(codec.labels_and_targets, (event.y[known].cpu(), rows.y))
         )
@@ -969,38 +963,7 @@ class SampleStore:
             )
         self.returned = held
 
-    def erase(
-        self,
-        subjects: Any = (),
-        ids: Any = (),
-        *,
-        request: str | None = None,
-        event_id: str | None = None,
-        receipt: str | os.PathLike[str] | None = None,
-        compact: bool = False,
-        certificate: str | os.PathLike[str] | None = None,
-        key: Any = None,
-    ) -> Erasure:
-        """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
-
-        The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
-        Each step is durable before the next. **After a crash the same call finishes what is missing**: with a request,
-        or with the ``event_id`` of the first call.
-
-        Args:
-            subjects: one or several.
-            ids: samples by their ids.
-            request: an open request (:attr:`requests`); without subjects and ids, all that is held of those it names.
-            event_id: of the erasure (default: a random one).
-            receipt: file of the receipt, outside the store, which names who was erased.
-            compact: destroy the bytes too, see :meth:`compact`.
-            certificate: file of the certificate.
-            key: signs the certificate, see :meth:`certificate`.
-        """
-        return erasure.erase(
-            self, subjects, ids, request=request, event_id=event_id, receipt=receipt, compact=compact,
-            certificate=certificate, key=key,
-        )  # fmt: skip
+    erase = erase
 
     def erase_returned(self, **files: Any) -> Erasure | None:
         """Erase the samples that are held although they are on the suppression list; None if there are none.
@@ -1251,36 +1214,6 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
         raise StoreError(f"a store is a folder of this machine: {os.fspath(path)} is an address. Nothing was written.")
     return Path(path)
-
-
-class AlikeRows:
-    """Compares rows of one subject with rows of others that have the same label."""
-
-    def __init__(self) -> None:
-        self._same: list[Tensor] = []
-        self._other: list[Tensor] = []
-
-    def look(self, rows: StoredRows) -> None:
-        """Take distances between neighbours in one batch."""
-        if len(rows) < 2 or rows.y.ndim != 1:
-            return
-        subjects = np.array([s or "" for s in rows.subjects])
-        for shift, of_one in ((1, True), (len(rows) // 2, False)):
-            beside = np.roll(np.arange(len(rows)), shift)
-            fits = (subjects != "") & ((subjects == subjects[beside]) == of_one) & (rows.y == rows.y[beside]).numpy()
-            distance = (rows.x - rows.x[beside]).double().norm(dim=1)[torch.from_numpy(fits)]
-            (self._same if of_one else self._other).append(distance)
-
-    def warn(self) -> None:
-        """Warn if rows of one subject are less than half as far apart as others, and there are some of both."""
-        if not self._same or not self._other:
-            return
-        same, other = torch.cat(self._same), torch.cat(self._other)
-        if len(same) >= 10 and len(other) >= 10 and float(same.median()) < 0.5 * float(other.median()):
-            warnings.warn(
-                "rows of one subject are alike in this store, so leave-one-out scores are too good: use groups='subject'",
-                stacklevel=4,
-            )
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:

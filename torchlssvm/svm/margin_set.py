@@ -132,10 +132,6 @@ class MarginSet:
         self.__dict__.update(arrays)
         QS[0] = self.samples.y
 
-    def grow(self) -> None:
-        """Make room for more margin vectors."""
-        self._allocate(_slots(len(self.a)), keep=True)
-
     def fit_capacity(self) -> None:
         """Lengthen the rows of Q when the samples' vectors have become longer."""
         self.watched = None
@@ -307,7 +303,7 @@ class MarginSet:
         k = int(self.used[: self.top].argmin())
         slot = self.top if self.used[k] else k
         if slot == len(self.a):
-            self.grow()
+            self._allocate(_slots(len(self.a)), keep=True)
         return slot
 
     def enter(self, i: int, row: Array, beta: Array, gamma: float) -> int:  # (capacity,), (top,)
@@ -471,10 +467,6 @@ class MarginSet:
             -np.inf,
             np.inf,
         )
-        self._trim()
-
-    def _trim(self) -> None:
-        """Set ``top`` behind the last slot in use."""
         self.top = int(self.used.nonzero()[0][-1]) + 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions

@@ -65,7 +65,23 @@ def erase(
     certificate: str | os.PathLike[str] | None = None,
     key: Any = None,
 ) -> Erasure:
-    """See :meth:`SampleStore.erase <torchlssvm.store.SampleStore.erase>`."""
+    """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
+
+    The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
+    Each step is durable before the next. **After a crash the same call finishes what is missing**: with a request,
+    or with the ``event_id`` of the first call.
+
+    Args:
+        store: the store.
+        subjects: one or several.
+        ids: samples by their ids.
+        request: an open request (:attr:`requests`); without subjects and ids, all that is held of those it names.
+        event_id: of the erasure (default: a random one).
+        receipt: file of the receipt, outside the store, which names who was erased.
+        compact: destroy the bytes too, see :meth:`compact`.
+        certificate: file of the certificate.
+        key: signs the certificate, see :meth:`certificate`.
+    """
     owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
     if not owners and not samples and request is None:
         raise ValueError("name at least one subject, id or request")
