@@ -706,12 +706,11 @@ class LSSVMHead(LinearHead):
         self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
     ) -> Callable[[], None]:
         P, w = (checkpoint.moved(state[k], self.device) for k in ("P", "w"))
-        D, K, pairs = self.in_features + (self.intercept == "penalized"), self.num_classes, ()
-        if self.multiclass == "ovo":
-            K = K * (K - 1) // 2
-            pairs = (K,)
-        if P.shape != (*pairs, D, D) or w.shape != (self.in_features, K):
-            needed = f"{(*pairs, D, D)}, {(self.in_features, K)}"
+        D, K = self.in_features + (self.intercept == "penalized"), self.num_classes
+        pairs = K * (K - 1) // 2
+        inverse, weights = ((pairs, D, D), pairs) if self.multiclass == "ovo" else ((D, D), K)
+        if P.shape != inverse or w.shape != (self.in_features, weights):
+            needed = f"{inverse}, {(self.in_features, weights)}"
             raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {needed}")
         statistics = self.statistics.zero()
         statistics.load(checkpoint.part(state, "statistics."))

@@ -115,7 +115,7 @@ def _check_leverages(change: SampleChange, leverage: Tensor) -> None:
     """Refuse samples or groups that cannot be held, and report lost digits. leverage: (changes,)."""
     if not len(leverage):
         return
-    top, at = (value.item() for value in leverage.max(0))
+    top, at = torch.stack([value.to(leverage.dtype) for value in leverage.max(0)]).tolist()  # one read of the device
     # 1e-6: rounding that the leverage of samples held, at most 1, may have: beyond it they are other samples
     if top > 1 + 1e-6:
         what = "sample" if change.members is None else "the group of sample"

@@ -122,6 +122,7 @@ class SampleChange:
         weight: (B,) how often each was added.
         members: rows of each change of several samples; None where each sample is a change.
         slots: (B,) places of the rows that a margin head holds; None where they are to come.
+        heaviest: the largest weight of a change where it is known without asking the device, else None.
     """
 
     x: Tensor
@@ -130,6 +131,7 @@ class SampleChange:
     weight: Tensor
     members: list[Tensor] | None = None
     slots: Tensor | None = None
+    heaviest: float | None = None
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -175,7 +177,10 @@ class SampleChange:
 
     def check_rest(self, held: float) -> None:
         """ValueError if a change leaves no samples: an empty model gives no scores. held: their number before."""
-        if self.new is None and len(self) and float(self.summed(self.weight).max()) >= held * WHOLE_SHARE:
+        if self.new is not None or not len(self):
+            return
+        heaviest = float(self.summed(self.weight).max()) if self.heaviest is None else self.heaviest
+        if heaviest >= held * WHOLE_SHARE:
             what = "the only sample" if self.members is None else "a group that is all there is"
             raise ValueError(f"the head holds {held:g} samples: leaving out {what} leaves nothing to learn from")
 
@@ -201,15 +206,19 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: An
         choices=view.choices, wanted=view.choices, normalize=stats.normalize,
     )  # fmt: skip
     times = checks.weights(weight, batch.x)
+    members = check_groups(groups, len(batch.x), view.device)
+    heaviest = None
     if times is None:
-        times = torch.ones(batch.x.shape[0], dtype=torch.float64, device=view.device)
-    bad = ~(torch.isfinite(times) & (times > 0)) | (times != times.floor() if stats.exact else times < 0)
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        kind = "an integer >= 1 (a multiplicity)" if stats.exact else "a finite number > 0"
-        raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
+        times = torch.ones(len(batch.x), dtype=torch.float64, device=view.device)
+        heaviest = float(max(map(len, members), default=0)) if members is not None else 1.0
+    else:
+        bad = ~(torch.isfinite(times) & (times > 0)) | (times != times.floor() if stats.exact else times < 0)
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            kind = "an integer >= 1 (a multiplicity)" if stats.exact else "a finite number > 0"
+            raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
     y = real_targets(batch, view.num_classes) if batch.labels is None else batch.labels
-    return SampleChange(batch.x, y, None, times, check_groups(groups, len(times), view.device))
+    return SampleChange(batch.x, y, None, times, members, heaviest=heaviest)
 
 
 def check_labels(view: HeadView | LinearHead, y: Any, count: int, name: str) -> Tensor:
@@ -352,7 +361,8 @@ class Problem:
         A change is judged in the system that has the samples as *before* it and class weights as *after* it. Changes after
         which none of the present samples stays have no such system; they are left out. some: the numbers of the changes.
         """
-        some = some[self.stays(change)[some]]
+        if change.heaviest is None or change.heaviest >= self.total * WHOLE_SHARE:
+            some = some[self.stays(change)[some]]
         if not len(some):
             return
         if not self.view.options.follows_counts:
