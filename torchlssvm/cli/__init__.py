@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_OF_PACKAGE:
             raise
-        install = f"pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
+        extra = "demo" if options.command == "demo" else EXTRA_OF_PACKAGE[package]
+        install = f"pip install 'torchlssvm[{extra}]'"
         return fail(options, TorchLSSVMError(f"{options.command} needs the package {package}: {install}"), FAILED)
     except tuple(CODES) as error:
         return fail(options, error, next(code for kind, code in CODES.items() if isinstance(error, kind)))
