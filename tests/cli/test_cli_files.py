@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -338,12 +337,6 @@ def test_parquet_is_read_like_csv(empty: Shell) -> None:
     assert "'person'" in empty("add", "s", "--features", "x.parquet", "--ids", "who", "--labels", "kind", code=1)
     Path("bad.parquet").write_bytes(b"PAR1")
     assert "bad.parquet" in empty("add", "s", "--features", "bad.parquet", "--labels", "kind", code=1)
-
-
-def test_parquet_without_pyarrow_names_the_extra(empty: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    Path("x.parquet").write_bytes(b"PAR1")
-    assert "torchlssvm[parquet]" in empty("add", "s", "--features", "x.parquet", "--labels", "kind", code=1)
 
 
 def test_classes_come_from_a_file_and_stores_are_local(shell: Shell) -> None:

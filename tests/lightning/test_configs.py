@@ -49,10 +49,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_there_are_configs_of_each_kind() -> None:
-    assert {Path(c).parent.name for c in CONFIGS} == {"configs", "data", "model", "events"}
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_config_runs_on_a_fresh_machine(config: str, fresh: Path, caplog: Any, capsys: Any) -> None:
     opening = (ROOT / config).read_text().splitlines()
@@ -126,9 +122,3 @@ def test_a_wrong_option_is_a_wrong_command_line(fresh: Path, capsys: Any) -> Non
         main(["fit", "--config", str(ROOT / "configs/base.yaml"), "--model.colour", "red"])
     assert left.value.code == 2
     assert "colour" in capsys.readouterr().err
-
-
-def test_the_stages_are_in_the_help(capsys: Any) -> None:
-    assert main([]) == 0
-    said = capsys.readouterr().out
-    assert all(stage in said for stage in ("fit", "validate", "test", "predict"))

@@ -10,10 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm import LSSVMHead, NotFittedError
 from torchlssvm.events import Relabel, to_primitives
-from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, OnlineProbe, PredictionFile
-from torchlssvm.linear.data_choices import ChoiceState
+from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, OnlineProbe, PredictionFile
 
 
 class Classifier(LightningModule):
@@ -162,15 +161,3 @@ def test_callbacks_say_what_they_did(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "events.jsonl: 1 applied, 1 samples" in said
     assert "labels look wrong, the worst first in" in said
-
-
-def test_rho_is_chosen_from_all_samples(tmp_path):
-    x, y = samples()
-    m = module()
-    quiet(tmp_path).fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
-    assert m.head.rho == truth(x, y).rho
-    assert m.head.choices["rho"].state is ChoiceState.CURRENT
-    fixed = module(rho=2.0)
-    quiet(tmp_path).fit(fixed, loader())
-    assert fixed.head.rho == 2.0
-    assert LSSVMModule("identity", K, in_features=J, grid=FixedPoint(8.0)).head._choices.rho_rule == "gcv"

@@ -120,16 +120,6 @@ def test_a_feature_map_stands_between_network_and_head(tmp_path: Path) -> None:
     assert lifted.head.digest() == other.digest()
 
 
-def test_predict_returns_scores(tmp_path: Path) -> None:
-    x, y = samples()
-    m = module()
-    trainer = quiet(tmp_path)
-    trainer.fit(m, loader())
-    scores = torch.cat(trainer.predict(m, DataLoader(TensorDataset(x, y), batch_size=16)))
-    torch.testing.assert_close(scores, truth(x, y)(x))
-    assert trainer.test(m, DataLoader(TensorDataset(x, y), batch_size=16), verbose=False)[0]["test_accuracy"] > 0.8
-
-
 def test_rho_is_chosen_by_folds(tmp_path: Path) -> None:
     m = module(rho="kfold", head_options={"folds": 3})
     quiet(tmp_path).fit(m, loader())

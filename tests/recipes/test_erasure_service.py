@@ -283,24 +283,6 @@ def test_one_writer_and_a_reader_that_follows(client: TestClient, recipe: Any, o
         assert reader.post("/classify", json={"x": ROWS[:1]}, headers=bearer("reader")).json()["classes"] == ["home"]
 
 
-def test_an_erasure_that_fails_is_repeated(
-    client: TestClient, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recipe, "SECONDS_BETWEEN_TRIES", 0.05)
-    client.post("/samples", json=SAMPLES, headers=bearer("writer"))
-    options["outbox"].rename(options["outbox"].with_name("unmounted"))
-    request = erase(client, "customer-21")
-    end = time.monotonic() + 30
-    while client.get("/health").json()["status"] == "ok" and time.monotonic() < end:
-        time.sleep(0.02)
-    found = client.get(f"/erasures/{request}", headers=bearer("officer")).json()
-    assert "outbox" in found["problem"]
-    assert client.get(f"/erasures/{request}/certificate", headers=bearer("officer")).status_code == 409
-    options["outbox"].with_name("unmounted").rename(options["outbox"])
-    assert finished(client, request)["problem"] is None
-    assert client.get("/health").json()["status"] == "ok"
-
-
 @pytest.mark.parametrize("step", ["erase", "certify", "finish_erasures"])
 def test_an_unexpected_error_shows_in_health_and_in_the_log(
     client: TestClient, recipe: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
@@ -390,23 +372,6 @@ def filled(options: dict[str, Any]) -> dict[str, Any]:
         x, y = torch.randn(n, 3).clamp(-6, 6), torch.arange(n) % 2
         store.apply(Add(range(n), x, y, [f"person-{k // 100}" for k in range(n)]))
     return options
-
-
-@pytest.mark.slow
-def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -> None:
-    running = Process(filled)
-    try:
-        with SampleStore(filled["store"], readonly=True) as reader, reader.view():
-            assert len(reader) == 4000  # this view keeps the service from finishing the compaction
-            request = erase(running.client, "person-3")
-            time.sleep(1.0)
-            running.kill()
-        with SampleStore(filled["store"], readonly=True) as reader:
-            assert reader.requests.get(request).skipped[-2:] == ["compacted", "certified"]
-        running = Process(filled)
-        check_erased(running, filled, request, "person-3")
-    finally:
-        running.kill()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 from pathlib import Path
 
@@ -222,17 +221,6 @@ def test_pictures(tmp_path) -> None:
         source(tmp_path / "nothing")
     with pytest.raises(ValueError, match="an array of pictures"):
         source(np.zeros((3, 4)))
-
-
-def test_the_command(place, capsys, tmp_path) -> None:
-    assert main(["report", str(place / "store"), "--out", str(tmp_path / "r.html"), "--title", "Digits"]) == 0
-    assert "accuracy" in capsys.readouterr().out
-    assert "<title>Digits</title>" in (tmp_path / "r.html").read_text()
-    assert main(["report", str(place / "store"), "--out", str(tmp_path / "r2.html"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert 0 < said["accuracy"] < 1
-    assert main(["report", str(tmp_path / "nowhere")]) == 1
-    assert main(["report", str(place / "store"), "--images", str(tmp_path / "nowhere")]) == 1
 
 
 SEEN = """width: innerWidth, needed: document.documentElement.scrollWidth, images: document.images.length,

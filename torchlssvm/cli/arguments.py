@@ -144,20 +144,19 @@ def one_of(*options: Option, required: bool = False) -> Option:
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
-def seconds(text: str) -> float:
-    """Parse a time that is not negative."""
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds between 0 and 1,000,000")
-    return value
+def number(kind: Callable[[str], float], least: int, most: int) -> Callable[[str], Any]:
+    """Return a parser of numbers in a range."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        return value
+
+    return parse
 
 
-def count(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
+count = number(int, 1, 2**63 - 1)
 
 
 def rho(text: str) -> float | str:
@@ -205,7 +204,11 @@ def more_classes(text: str) -> int | list[str]:
 # -- options of several commands ---------------------------------------------------------------------------------------
 
 TIMEOUT = option(
-    "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for another writer (default: 30)"
+    "--timeout",
+    type=number(float, 0, 1_000_000),
+    default=30.0,
+    metavar="S",
+    help="seconds to wait for another writer (default: 30)",
 )
 SUBJECT = option("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
 ID = option("--id", nargs="+", action="extend", metavar="I", help="samples with these ids")
