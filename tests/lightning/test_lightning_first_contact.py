@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
 from torchlssvm import LSSVMHead, NotFittedError
-from torchlssvm.events import Relabel, to_primitives
-from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, OnlineProbe, PredictionFile
+from torchlssvm.lightning import Indexed, OnlineProbe, PredictionFile
 
 
 class Classifier(LightningModule):
@@ -147,17 +146,3 @@ def test_predictions_are_written(tmp_path, ids):
     assert [int(row["predicted"]) for row in rows] == m.head.predict(x).tolist()
     scores = torch.tensor([[float(row[f"score_{k}"]) for k in range(K)] for row in rows], dtype=torch.float64)
     torch.testing.assert_close(scores, m.head(x), rtol=1e-12, atol=1e-12)  # batches of other sizes: other last digits
-
-
-def test_callbacks_say_what_they_did(tmp_path, capsys):
-    import json
-
-    x, y = samples()
-    events = tmp_path / "events.jsonl"
-    lines = [to_primitives(Relabel(ids=["3"], y=[1], x=x[3:4], y_old=y[3:4]))]
-    events.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    callbacks = [DataCorrection(events), LabelAudit(tmp_path / "suspects.jsonl")]
-    quiet(tmp_path, callbacks=callbacks).fit(module(), DataLoader(Indexed(TensorDataset(x, y)), batch_size=16))
-    said = capsys.readouterr().out
-    assert "events.jsonl: 1 applied, 1 samples" in said
-    assert "labels look wrong, the worst first in" in said

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -57,22 +56,10 @@ class StoreOnce(argparse.Action):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Command:
-    """A declared command."""
+COMMANDS: list[tuple[str, Run, str, tuple[Option, ...], bool, str]] = []
+"""All declared commands: name, function, help, options, whether the first argument is a store, and the effect."""
 
-    name: str
-    run: Run
-    text: str
-    options: tuple[Option, ...]
-    store: bool
-    changes: str
-
-
-COMMANDS: list[Command] = []
-"""All declared commands."""
-
-NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "verify", "keys", "export", "report")
+NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "keys", "export", "report")
 """Modules that declare commands, in the order of the help."""
 
 GROUPS = {
@@ -95,7 +82,7 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
     """
 
     def declare(run: Run) -> Run:
-        COMMANDS.append(Command(name, run, text, options, store, changes))
+        COMMANDS.append((name, run, text, options, store, changes))
         return run
 
     return declare
@@ -106,22 +93,23 @@ def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> Non
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     texts: dict[str, str] = {}
     groups: dict[str, Any] = {}
-    for one in sorted(COMMANDS, key=lambda c: NOUNS.index(c.run.__module__.rpartition(".")[2])):
-        group, _, verb = one.name.rpartition(" ")
+    by_noun = sorted(COMMANDS, key=lambda row: NOUNS.index(row[1].__module__.rpartition(".")[2]))
+    for name, run, text, options, store, changes in by_noun:
+        group, _, verb = name.rpartition(" ")
         if group and group not in groups:
             made = commands.add_parser(group, description=GROUPS[group])
             groups[group] = made.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-        first = one.text.partition(". ")[0].rstrip(".")
+        first = text.partition(". ")[0].rstrip(".")
         texts[group or verb] = GROUPS.get(group, first)
-        added = (groups[group] if group else commands).add_parser(verb, help=first, description=one.text)
-        if one.store:
+        added = (groups[group] if group else commands).add_parser(verb, help=first, description=text)
+        if store:
             added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
-        for add_option in one.options:
+        for add_option in options:
             add_option(added)
-        if one.store:
+        if store:
             TIMEOUT(added)
         added.add_argument("--json", action="store_true", help="print one JSON object")
-        added.set_defaults(run=one.run, parser=added, changes=one.changes)
+        added.set_defaults(run=run, parser=added, changes=changes)
     parser.description = f"{parser.description}\n\n" + "\n".join(f"  {n:<12} {t}" for n, t in (texts | others).items())
 
 

@@ -1,4 +1,4 @@
-"""Samples from .npy, .pt, CSV and Parquet files. A file that cannot be read raises a ValueError that names it."""
+"""Samples from .npy, .pt, CSV and Parquet files, and from images. What cannot be read raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.backbones import load_pt
+from torchlssvm.backbone_hash import fingerprint
+from torchlssvm.backbones import build, load_pt, preprocessing
+from torchlssvm.linear.attach import AttachedClassifier, attach
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
 
 Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
 """The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+DEFAULT_WEIGHTS = "default"
 
 NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not features."
 
@@ -319,3 +324,57 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
     if len(values) != len(ids):
         raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
     return values
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+class Backbone:
+    """A torchvision network without its last layer, the preprocessing of its default weights, and the fingerprint of both.
+
+    Args:
+        name: torchvision's name of the network, e.g. ``mobilenet_v2``.
+        weights: a file with the network's state_dict (with or without the last layer), or ``"default"`` for torchvision's.
+        num_classes, head, options: as for :func:`torchlssvm.attach`.
+    """
+
+    def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
+        self.preprocess = preprocessing(name)
+        if weights != DEFAULT_WEIGHTS:
+            Path(weights).stat()
+        model = build(name, "DEFAULT" if weights == DEFAULT_WEIGHTS else weights)
+        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
+        self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
+
+    def features(self, paths: list[Path]) -> Tensor:
+        """Read images and compute their features (B, J)."""
+        return self.classifier.features(torch.stack([self._read(path) for path in paths]))
+
+    def _read(self, path: Path) -> Tensor:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                return self.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
+        except Exception as error:  # the readers of image formats raise errors of many kinds
+            raise ValueError(f"{path} cannot be read as an image: {error}") from None
+
+
+def find_images(folder: Path, labelled: bool) -> Mapping[str, Path]:
+    """Return the images in a folder and its sub-folders, sorted, by id: the path below the folder.
+
+    Hidden files and folders are left out. ``labelled``: every image must be in the sub-folder of its class; else ``folder``
+    may be a single image too.
+    """
+    if folder.is_file() and not labelled:
+        return {folder.name: folder}
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    images = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    found = sorted(p for p in images if not any(s.startswith(".") for s in p.relative_to(folder).parts))
+    if not found:
+        raise ValueError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    loose = next((p for p in found if p.parent == folder), None)
+    if labelled and loose is not None:
+        raise ValueError(f"{loose} is not in a sub-folder: the name of the sub-folder is the class of the image")
+    return {p.relative_to(folder).as_posix(): p for p in found}

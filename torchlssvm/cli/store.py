@@ -147,7 +147,7 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
-    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
     from torchlssvm.features.description import describe_network
     from torchlssvm.features.layer_taps import LAYER_SETS
 
