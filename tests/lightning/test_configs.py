@@ -24,14 +24,7 @@ SMALL = {  # so that a network takes seconds
     "configs/model/squeezenet.yaml": ["--data.init_args.limit", "100"],
     "configs/model/random_features.yaml": ["--model.feature_map.init_args.out_features", "200"],
 }
-QUIET = [
-    "--trainer.enable_progress_bar",
-    "false",
-    "--trainer.enable_model_summary",
-    "false",
-    "--trainer.logger",
-    "false",
-]
+QUIET = [f"--trainer.{name}=false" for name in ("enable_progress_bar", "enable_model_summary", "logger")]
 
 
 @pytest.fixture

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.lightning_ranks import results
 from tests.support.lightning_tools import K, samples, truth
 from torchlssvm import KernelLSSVM
 from torchlssvm.events import from_primitives
@@ -22,20 +20,10 @@ WORLDS = (1, 3)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
-    """All scenarios of tests/ddp_worker.py, once for each number of processes."""
-    worker = Path(__file__).parents[1] / "support" / "ddp_worker.py"
+    """Folder and ranks of each number of processes."""
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
-    jobs = [f"{folder}:{world}" for world, folder in folders.items()]
-    done = subprocess.run(
-        [sys.executable, str(worker), *jobs], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=400, check=False,
-    )  # fmt: skip
-    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
-    assert done.returncode == 0, done.stderr[-1000:] + logs
-    return {
-        world: (folder, [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)])
-        for world, folder in folders.items()
-    }
+    found = results("tests.support.ddp_worker", folders)
+    return {world: (folders[world], found[world]) for world in WORLDS}
 
 
 @pytest.mark.parametrize("world", WORLDS)

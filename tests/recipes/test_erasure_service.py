@@ -305,13 +305,8 @@ class Process:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [
-            sys.executable,
-            str(ROOT / "recipes" / "erasure_service.py"),
-            str(options["store"]),
-            "--port",
-            str(port),
-        ]
+        service = str(ROOT / "recipes" / "erasure_service.py")
+        command = [sys.executable, service, str(options["store"]), "--port", str(port)]
         for name in ("outbox", "key", "suppression_list"):
             command += [f"--{name.replace('_', '-')}", str(options[name])]
         tokens = {f"ERASURE_{role.upper()}_TOKEN": token for role, token in TOKENS.items()}

@@ -33,14 +33,8 @@ def place(tmp_path_factory) -> Path:
     ids = [f"digits:{i}" for i in range(400)]
     with SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=FixedPoint(1.0))) as store:
         for a in range(0, 400, 100):
-            store.apply(
-                Add(
-                    ids=ids[a : a + 100],
-                    x=x[a : a + 100],
-                    y=y[a : a + 100],
-                    subject=[f"writer{i % 9}" for i in range(100)],
-                )
-            )
+            part = slice(a, a + 100)
+            store.apply(Add(ids=ids[part], x=x[part], y=y[part], subject=[f"writer{i % 9}" for i in range(100)]))
         store.apply(Relabel(ids=[ids[0]], y=[int(data.target[0])]))
         store.requests.open("writer5", request_id="R-1", received="2026-01-05", reason="<b>Art. 17</b>")
         erased = store.apply(Remove(subject="writer5"), request="R-1")
@@ -50,16 +44,9 @@ def place(tmp_path_factory) -> Path:
         store.certificate(erased.event_id).save(folder / "certificates" / "erasure.json")
     (folder / "certificates" / "other.json").write_text("{}")
     np.save(folder / "pictures.npy", (data.images[:400] * 255 / 16).astype(np.uint8))
-    arguments = ["report", str(folder / "store"), "--out", str(folder / "report.html"), "--json"]
-    arguments += [
-        "--images",
-        str(folder / "pictures.npy"),
-        "--certificates",
-        str(folder / "certificates"),
-        "--count",
-        "8",
-    ]
-    assert main(arguments) == 0
+    files = {"out": "report.html", "images": "pictures.npy", "certificates": "certificates"}
+    options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
+    assert main(["report", str(folder / "store"), "--json", "--count", "8", *options]) == 0
     return folder
 
 
