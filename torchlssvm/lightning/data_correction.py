@@ -250,18 +250,15 @@ class DataCorrection(Callback):
         return report
 
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
-        """Apply on the first rank, which holds all, and send the result to the others; or on every rank alike."""
-        alone = corrector.store is None and not ranks.is_summed(corrector.head)
-        if ranks.are_several() and ranks.share(alone):
-            return self._work(corrector, items, final, writes=ranks.is_first())
+        """Apply on the first rank, which holds all, and send the result to the others."""
         if self._learner is not None:
             self._learner.synchronize()
         else:
             ranks.add_up(corrector.head)
         stored = ranks.share(corrector.store is not None)
-        return change_on_first(corrector, lambda: self._work(corrector, items, final, writes=True), stored)
+        return change_on_first(corrector, lambda: self._work(corrector, items, final), stored)
 
-    def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[EventOutcome]:
+    def _work(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
         store = corrector.store
         outcomes = corrector.follow(self.position) if self.follows else []
         events = [item.event for item in items if item.event is not None]
@@ -280,7 +277,7 @@ class DataCorrection(Callback):
             corrector.apply_pending(final=True)
         for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
-            if outcome.status == "refused" and writes and self.dead_letters is not None:
+            if outcome.status == "refused" and self.dead_letters is not None:
                 self.dead_letters.write(item, outcome.reason)
             if outcome.status == "refused" and item.event is not None:
                 corrector.give_up(item.event)

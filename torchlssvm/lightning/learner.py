@@ -29,8 +29,8 @@ log = logging.getLogger("torchlssvm.lightning")
 class Learner:
     """A head, its corrector, and the samples it has seen.
 
-    There are three ways to learn. A head on a grid learns each rank's own share, and :meth:`synchronize` adds the shares up.
-    With a store the first rank learns everything, and the others copy its sums. Any other head learns everything on every rank.
+    There are two ways to learn on several ranks. A head on a grid learns each rank's own share, and :meth:`synchronize` adds
+    them up. With a store, and for any other head, the first rank learns everything, and the others copy what it holds.
     """
 
     def __init__(self, head: Any):
@@ -52,6 +52,11 @@ class Learner:
     def empty(self) -> bool:
         """True if the head holds no samples."""
         return SampleAdapter(self.head).count == 0
+
+    @property
+    def shared_out(self) -> bool:
+        """True if there are several ranks and each learns its own share."""
+        return self.path is None and ranks.are_several() and ranks.is_summed(self.head)
 
     @property
     def named(self) -> HeadSamples:
@@ -97,7 +102,7 @@ class Learner:
             store = self.store
             if store is not None and run is not None:
                 resume_run(store, run)
-            if store is not None or not ranks.are_several():
+            if not self.shared_out:
                 self.corrector.apply_pending()
             if store is not None and may_have_forgotten(store):
                 listed = "" if store.suppression.path is None else ", except for those erased on request"
@@ -129,14 +134,13 @@ class Learner:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
             )
-        if ranks.is_summed(self.head) and self.path is None:
+        if self.path is None and (self.shared_out or not ranks.are_several()):
             return self._learn(x, y, ids, subjects)
-        several = ranks.are_several()
-        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if several else [(x, y, ids, subjects)]
+        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if ranks.are_several() else [(x, y, ids, subjects)]
         parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts]
         if self.path is not None:
             return ranks.on_first(lambda: self._learn_in_store(parts))
-        return sum(self._learn(*part) for part in parts)
+        return ranks.on_first(lambda: sum(self._learn(*part) for part in parts))
 
     def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
         """Learn without a store: new samples go into the head as an event."""
@@ -154,7 +158,7 @@ class Learner:
         if new:
             events = [make_addition(x, y, ids, subjects, learned)] if learned else []
             self.seen.record(self.corrector.unusable)
-            self.corrector.learn(events, settle=not (ranks.are_several() and ranks.is_summed(self.head)))
+            self.corrector.learn(events, settle=not self.shared_out)
             for event in events:
                 self.seen.record(event.ids, event.event_id)
                 self._tell(event)
@@ -185,11 +189,9 @@ class Learner:
 
     def synchronize(self) -> None:
         """Bring all ranks to the same state: add up what each learned, or copy the state of the first one."""
-        if not ranks.are_several():
-            return
-        if self.path is not None:
+        if not self.shared_out:
             ranks.copy_from_first(self.head)
-        elif ranks.is_summed(self.head):
+        else:
             ranks.add_up(self.head)
             states = ranks.gather((self.named.hashes, self.named.complete, self.seen.hashes))
             self.named.hashes = {name: value for held, *_ in states for name, value in held.items()}
@@ -200,10 +202,8 @@ class Learner:
 
     def end_pass(self) -> None:
         """Apply the events that waited for the end of the epoch, where one rank does it alone."""
-        if self.path is not None:
+        if not self.shared_out:
             ranks.on_first(lambda: self.corrector.apply_pending(final=True))
-        elif not ranks.are_several():
-            self.corrector.apply_pending(final=True)
 
     def unanswered(self, over: bool) -> list[str]:
         """Describe the events that still wait, on all ranks; ``over``: the run has ended, and no event stays on watch."""
@@ -236,7 +236,7 @@ def change_on_first(corrector: Corrector, work: Callable[[], T], stored: bool) -
     try:
         return ranks.on_first(work)
     finally:
-        if ranks.are_several() and stored:
+        if stored or not ranks.is_summed(corrector.head):
             ranks.copy_from_first(corrector.head)
         elif ranks.are_several():
             ranks.add_up(corrector.head)
