@@ -72,6 +72,18 @@ def test_the_whole_story(shell: Shell) -> None:
     assert "altered" in said["error"]["message"]
 
 
+def test_a_tampered_store_exits_3(filled: Shell) -> None:
+    filled("remove", "s", "--id", "s0", "s1", "--certificate", "c.json")
+    check = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
+    filled(*check)
+    file = filled.folder / "s" / "samples.sqlite"
+    raw = bytearray(file.read_bytes())
+    at = raw.rindex(b"person-03")  # a row that has survived
+    raw[at + 8 : at + 9] = b"4"
+    file.write_bytes(raw)
+    assert "damaged" in filled(*check, code=3)
+
+
 def test_an_unsigned_or_unreadable_certificate_exits_3(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     assert "--allow-unsigned" in filled("verify", "c.json", code=3)
@@ -234,6 +246,15 @@ def test_another_sample_under_an_old_id_is_refused(filled: Shell, what: str) -> 
     assert "'s31'" in message
     assert what in message
     assert filled.json("stats", "s")["digest"] == before
+
+
+def test_float_targets_may_be_added_twice(shell: Shell) -> None:
+    write(shell.folder)
+    np.save("t.npy", np.random.default_rng(1).normal(size=(N, 3)))
+    shell("init", "s", "--in-features", 5, "--classes", 3)
+    shell("add", "s", "--features", "x.npy", "--labels", "t.npy")
+    assert shell.json("add", "s", "--features", "x.npy", "--labels", "t.npy")["skipped"] == N
+    assert shell.json("stats", "s")["samples"] == N
 
 
 def test_kill_nine_during_add(empty: Shell) -> None:

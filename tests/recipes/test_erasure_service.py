@@ -119,6 +119,15 @@ def test_each_role_does_its_own_work(client: TestClient, method: str, path: str,
         assert status != 401
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [{}, {**TOKENS, "officer": "short"}, {**TOKENS, "officer": TOKENS["reader"]}, {"reader": TOKENS["reader"]}],
+)
+def test_tokens_are_long_and_different(recipe: Any, tokens: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="token"):
+        recipe.create_app(None, tokens)
+
+
 # -- a life ------------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +167,17 @@ def test_learn_classify_relabel_erase_certify(client: TestClient, options: dict[
     assert "erasures_total 1.0" in metrics
     assert "erasure_requests_open 0.0" in metrics
     assert client.get("/health").json()["status"] == "ok"
+
+
+def test_texts(recipe: Any, options: dict[str, Any]) -> None:
+    def counts(texts: list[Any]) -> torch.Tensor:
+        return torch.tensor([[text.count(word) for word in ("sofa", "till", "the")] for text in texts]).double()
+
+    with TestClient(make_app(recipe, options, featurize=counts)) as client:
+        texts = ["the sofa", "the till", "a sofa sofa", "till till"]
+        assert client.post("/samples", json={**SAMPLES, "x": texts}, headers=bearer("writer")).status_code == 200
+        found = client.post("/classify", json={"x": ["my sofa"]}, headers=bearer("reader")).json()
+        assert found["classes"] == ["home"]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -293,6 +313,15 @@ def test_a_request_whose_samples_others_have_erased_is_answered(recipe: Any, opt
         assert client.get("/health").json()["status"] == "ok"
         assert client.get(f"/erasures/{request}/certificate", headers=bearer("officer")).status_code == 404
     assert not [file for file in options["store"].iterdir() if b"customer-07" in file.read_bytes()]
+
+
+def test_requests_of_others_are_left_alone(recipe: Any, options: dict[str, Any]) -> None:
+    with SampleStore(options["store"]) as store:
+        store.apply(Add(SAMPLES["ids"], torch.tensor(ROWS), [0, 1, 0, 1], SAMPLES["subjects"]))
+        request = store.requests.open("customer-07", operator="dpo")
+    with TestClient(make_app(recipe, options)) as client:
+        assert client.app.state.service.store.requests.get(request.id).state == "received"
+        assert client.get(f"/erasures/{request.id}", headers=bearer("officer")).status_code == 404
 
 
 # -- a real process ----------------------------------------------------------------------------------------------------

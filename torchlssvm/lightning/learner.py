@@ -134,58 +134,52 @@ class Learner:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
             )
-        if self.path is None and (self.shared_out or not ranks.are_several()):
-            return self._learn(x, y, ids, subjects)
-        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if ranks.are_several() else [(x, y, ids, subjects)]
-        parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts]
-        if self.path is not None:
-            return ranks.on_first(lambda: self._learn_in_store(parts))
-        return ranks.on_first(lambda: sum(self._learn(*part) for part in parts))
+        parts = [(x, y, ids, subjects)]
+        if self.shared_out or not ranks.are_several():
+            return self._learn(parts)
+        gathered = ranks.gather((x.cpu(), y.cpu(), ids, subjects))
+        parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in gathered]
+        return ranks.on_first(lambda: self._learn(parts))
 
-    def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
-        """Learn without a store: new samples go into the head as an event."""
-        if ids is None:
-            ranks.agree_on_grid(self.head, x)
-            if len(x):
-                self.named.complete = False
-                self.head.add(x, y)
-                for observer in self.observers:
-                    observer(None, x, y)
-            return 0
-        new = self.seen.new(ids)
-        learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
-        ranks.agree_on_grid(self.head, x[learned])
-        if new:
-            events = [make_addition(x, y, ids, subjects, learned)] if learned else []
-            self.seen.record(self.corrector.unusable)
-            self.corrector.learn(events, settle=not self.shared_out)
-            for event in events:
-                self.seen.record(event.ids, event.event_id)
-                self._tell(event)
-        return len(ids) - len(new)
-
-    def _learn_in_store(self, parts: list[Any]) -> int:
-        """Learn with a store: the new samples of all ranks, and the events that waited for them."""
-        assert self.store is not None
+    def _learn(self, parts: list[Any]) -> int:
+        """Learn the new samples of some batches, and apply the events that waited for them; with a store as one change."""
+        if self.store is None and len(parts) > 1:
+            return sum(self._learn([part]) for part in parts)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
-            self.seen.record(i for i in ids if i in self.store)
+            if ids is None:
+                self._learn_unnamed(x, y)
+                continue
+            if self.store is not None:
+                self.seen.record(i for i in ids if i in self.store)
             new = self.seen.new(ids)
             skipped += len(ids) - len(new)
             learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
+            if self.shared_out:
+                ranks.agree_on_grid(self.head, x[learned])
             if learned:
-                events.append(make_addition(x, y, ids, subjects, learned))
-                self.seen.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
+                keep = torch.tensor(learned, device=x.device)
+                owners = None if subjects is None else [subjects[k] for k in learned]
+                events.append(Add(ids=[ids[k] for k in learned], x=x[keep], y=y[keep], subject=owners))
+                if self.store is not None:  # first: taken back if the event is not applied
+                    self.seen.record(events[-1].ids, events[-1].event_id)
         self.seen.record(self.corrector.unusable)
-        self.corrector.learn(events)
+        self.corrector.learn(events, settle=not self.shared_out)
         for event in events:
-            self._tell(event)
+            self.seen.record(event.ids, event.event_id)
+            kept = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
+            for observer in self.observers if kept else []:
+                observer([event.ids[k] for k in kept], event.x[kept].detach().cpu(), event.y[kept].detach().cpu())
         return skipped
 
-    def _tell(self, event: Add) -> None:
-        keep = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
-        for observer in self.observers if keep else []:
-            observer([event.ids[k] for k in keep], event.x[keep].detach().cpu(), event.y[keep].detach().cpu())
+    def _learn_unnamed(self, x: Tensor, y: Tensor) -> None:
+        """Learn samples without ids."""
+        ranks.agree_on_grid(self.head, x)
+        if len(x):
+            self.named.complete = False
+            self.head.add(x, y)
+            for observer in self.observers:
+                observer(None, x, y)
 
     def synchronize(self) -> None:
         """Bring all ranks to the same state: add up what each learned, or copy the state of the first one."""
@@ -243,10 +237,3 @@ def change_on_first(corrector: Corrector, work: Callable[[], T], stored: bool) -
             state = ranks.share(corrector.state_dict())
             if not ranks.is_first():
                 corrector.load_state_dict(state)
-
-
-def make_addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:
-    """Make the event that adds the samples at the places ``new``."""
-    keep = torch.tensor(new, device=x.device)
-    owners = None if subjects is None else [subjects[k] for k in new]
-    return Add(ids=[ids[k] for k in new], x=x[keep], y=y[keep], subject=owners)
