@@ -82,6 +82,7 @@ def test_other_types_of_numbers(empty: Shell) -> None:
     y = np.arange(N) % 3
     for i, kind in enumerate(["i1", "u2", "u8", "f2", "f4", "f8", "g", "i8"]):
         np.save("t.npy", np.abs(x).astype(kind))
+        np.save("y.npy", y.astype(kind if kind[0] in "iu" else "i8"))
         empty("init", f"s{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = empty.json("add", f"s{i}", "--features", "t.npy", "--labels", "y.npy")
         assert said["digest"] == head_of(np.abs(x).astype("f8"), y).digest()

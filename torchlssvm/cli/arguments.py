@@ -132,7 +132,7 @@ def one_of(*options: Option, required: bool = False) -> Option:
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
-def number(kind: Callable[[str], float], least: int, most: int) -> Callable[[str], Any]:
+def number(kind: type[int] | type[float], least: int, most: int) -> Callable[[str], Any]:
     """Return a parser of numbers in a range."""
 
     def parse(text: str) -> float:
@@ -141,6 +141,7 @@ def number(kind: Callable[[str], float], least: int, most: int) -> Callable[[str
             raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
         return value
 
+    parse.__name__ = kind.__name__  # argparse: "invalid int value"
     return parse
 
 
