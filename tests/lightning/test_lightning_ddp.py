@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.lightning_ranks import results
-from tests.support.lightning_tools import K, samples, truth
-from torchlssvm import KernelLSSVM
+from tests.support.lightning_tools import LIMIT, J, K, samples, truth
+from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead, MarginHead
 from torchlssvm.events import from_primitives
 from torchlssvm.kernels import RBF
 
@@ -80,16 +80,20 @@ def test_a_store_under_several_ranks(runs: Any, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_kernel_machines_learn_alike_on_all_ranks(runs: Any, world: int) -> None:
+def test_machines_that_cannot_be_summed_are_alike_on_all_ranks(runs: Any, world: int) -> None:
     x, y = samples()
     keep = torch.tensor([i != 2 for i in range(67)])
-    machine = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
-    machine.add(x[keep], y[keep])
-    for found in runs[world][1]:
-        assert found["kernel_n"] == 66
-        torch.testing.assert_close(
-            torch.tensor(found["kernel"]).double(), machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6
-        )
+    machines = {
+        "kernel": KernelLSSVM(RBF(gamma=0.1), num_classes=K),
+        "margin": MarginHead(J, K, rho=1.0, grid=FixedPoint(LIMIT)),
+        "float": LSSVMHead(J, K, rho=1.0, grid=None),
+    }
+    for name, machine in machines.items():
+        machine.add(x[keep], y[keep])
+        for found in runs[world][1]:
+            scores = torch.tensor(found[name]).double()
+            torch.testing.assert_close(scores, machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6)
+    assert {found["kernel_n"] for found in runs[world][1]} == {66}
 
 
 @pytest.mark.parametrize("world", WORLDS)

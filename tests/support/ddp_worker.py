@@ -18,6 +18,9 @@ from torchlssvm.events import Relabel, Remove
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, FitHead, Indexed, LabelAudit, LSSVMModule, OnlineProbe
 
+COPIED: dict[str, dict[str, Any]] = {"margin": {"head": "margin", "rho": 1.0}, "float": {"grid": None, "rho": 1.0}}
+"""Heads that the first rank learns and the others copy."""
+
 
 def corrections(x: Any, y: Any) -> list[Any]:
     removed = [Remove(ids=[str(i)], x=x[i : i + 1], y=y[i : i + 1], event_id=f"r{i}") for i in (2, 11, 66)]
@@ -106,6 +109,13 @@ def main(folder: Path, rank: int, world: int) -> None:
     trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"])], every=1000)]).fit(kernel, loader())
     found["kernel"] = kernel.head(x[:4]).flatten().tolist()
     found["kernel_n"] = len(kernel.head.ids)
+
+    for name, options in COPIED.items():
+        m = module(**options)
+        trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"], x=x[2:3], y=y[2:3])])]).fit(
+            m, loader(), val
+        )
+        found[name] = m.head(x[:4]).flatten().tolist()
 
     net = Watched()
     probe = OnlineProbe("inputs", K, window=1000)

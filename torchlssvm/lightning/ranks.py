@@ -66,7 +66,7 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def is_summed(head: Any) -> bool:
-    """True if ranks learn their own shares and add them up (a head on a grid); otherwise the first rank learns everything."""
+    """True if ranks can learn their own shares and add them up: for a head on a grid."""
     return isinstance(head, LSSVMHead) and head.statistics.exact
 
 
