@@ -85,6 +85,7 @@ def test_machines_that_cannot_be_summed_are_alike_on_all_ranks(runs: Any, world:
     keep = torch.tensor([i != 2 for i in range(67)])
     machines = {
         "kernel": KernelLSSVM(RBF(gamma=0.1), num_classes=K),
+        "stored kernel": KernelLSSVM(RBF(gamma=0.1), num_classes=K),
         "margin": MarginHead(J, K, rho=1.0, grid=FixedPoint(LIMIT)),
         "float": LSSVMHead(J, K, rho=1.0, grid=None),
     }
@@ -93,7 +94,6 @@ def test_machines_that_cannot_be_summed_are_alike_on_all_ranks(runs: Any, world:
         for found in runs[world][1]:
             scores = torch.tensor(found[name]).double()
             torch.testing.assert_close(scores, machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6)
-    assert {found["kernel_n"] for found in runs[world][1]} == {66}
 
 
 @pytest.mark.parametrize("world", WORLDS)

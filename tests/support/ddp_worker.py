@@ -105,10 +105,12 @@ def main(folder: Path, rank: int, world: int) -> None:
     trainer(folder, world).fit(auto, DataLoader(TensorDataset(x, y), batch_size=8))
     found["auto"] = [auto.head.digest(), auto.head.n]
 
-    kernel = LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
-    trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"])], every=1000)]).fit(kernel, loader())
-    found["kernel"] = kernel.head(x[:4]).flatten().tolist()
-    found["kernel_n"] = len(kernel.head.ids)
+    for name in ("kernel", "stored kernel"):
+        store = str(folder / "kernel") if name == "stored kernel" else None
+        machine = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
+        kernel = LSSVMModule("identity", K, in_features=J, head=machine, store=store)
+        trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"])], every=1000)]).fit(kernel, loader())
+        found[name] = kernel.head(x[:4]).flatten().tolist()
 
     for name, options in COPIED.items():
         m = module(**options)

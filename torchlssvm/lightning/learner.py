@@ -16,7 +16,6 @@ from torchlssvm.corrections.seen_samples import SeenSamples, begin_run, may_have
 from torchlssvm.events import Add
 from torchlssvm.features.description import describe_network
 from torchlssvm.lightning import ranks
-from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import NETWORK_NOTE
@@ -73,8 +72,6 @@ class Learner:
         """
         if self.path is not None:
             return
-        if not isinstance(self.head, LinearHead) and ranks.are_several():
-            raise ValueError("a store of a kernel machine is for one rank: its samples cannot be added up")
 
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store takes precedence
