@@ -347,8 +347,9 @@ class LSSVMHead(LinearHead):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
+        scores = leave_one_out(self._view(), x, y, weight, groups, pairs)
         self._require_held(x, y, weight)
-        return leave_one_out(self._view(), x, y, weight, groups, pairs)
+        return scores
 
     def _require_held(self, x: Any, y: Any, weight: Any) -> None:
         """RemovalError, naming the first one, if samples are not held; folds are not compared."""
@@ -382,9 +383,9 @@ class LSSVMHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
+        path = decided(rho_path(self._view(), rhos, method, x, y, weight, ids, score))
         if x is not None:
             self._require_held(x, y, weight)
-        path = decided(rho_path(self._view(), rhos, method, x, y, weight, ids, score))
         if apply:
             self.rho = path.rho
             self._choices.record("rho", method, len(path.rhos))
@@ -421,9 +422,10 @@ class LSSVMHead(LinearHead):
         >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
+        change = influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
         if what != "add":
             self._require_held(x, y, weight)
-        return influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        return change
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
@@ -447,8 +449,8 @@ class LSSVMHead(LinearHead):
         >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
         True
         """
-        self._require_held(x, y, weight)
         calibration = uncertainty.calibrate(self._view(), x, y, method, weight, groups)
+        self._require_held(x, y, weight)
         self._choices.record_calibration(calibration)
         return self
 

@@ -214,9 +214,9 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
     if 0 < steps < (LEAST_STEPS if standardized else LEAST_STEPS_OF_ALL):
         what = "a feature that varies" if standardized else "the feature that varies most"
         warnings.warn(
-            f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The standard "
-            f"deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each feature or "
-            "rescale the features first, or use grid=None.",
+            f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
+            f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
+            "feature or rescale the features first, or use grid=None.",
             NumericalWarning,
             stacklevel=2,
         )

@@ -81,8 +81,8 @@ def _discriminant_scores(problem: Problem, change: SampleChange) -> Tensor:
     )
     if lost > DISCRIMINANT_LOSS:
         warnings.warn(
-            f"rho = {view.options.rho:g} is small for these features: the relative error of leave-one-out scores may be {lost:.1e}. "
-            "Use a larger rho.",
+            f"rho = {view.options.rho:g} is small for these features: the relative error of leave-one-out scores may be "
+            f"{lost:.1e}. Use a larger rho.",
             NumericalWarning,
             stacklevel=2,
         )
