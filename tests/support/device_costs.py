@@ -119,8 +119,8 @@ SYNCHRONIZATIONS: dict[str, int] = {
     "remove 100, read w (a solve)": 3,
     "relabel one, read w": 3,
     "scores of 32": 0,
-    "leave-one-out of 400": 3,
-    "leave-one-out of 3,000": 3,
+    "leave-one-out of 400": 4,
+    "leave-one-out of 3,000": 4,
     "burst of 1,000 events, read w": 10,
     "IncrementalSVM: 150 samples, four updates": 50,
 }

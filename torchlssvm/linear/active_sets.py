@@ -409,7 +409,8 @@ class ActiveSetSolver:
             error = self._rounding(scale, w, b)
             length, shift = float((w - self._at_w[:, k]).norm()) * scale.step, abs(float(b - self._at_b[k]))
             drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
-            near = torch.nonzero(kept <= drift)[:, 0]
+            turned = (self._margins[k] < 1.0) != active  # by an earlier pass of this loop
+            near = torch.nonzero((kept <= drift) | turned)[:, 0]
             # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
             if len(near) * 8 > rows.n:
                 self._margins[k] = self._margins_of(k, w, b)

@@ -24,7 +24,7 @@ from torchlssvm.linear import checkpoint
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
-from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.discriminant_rule import RULES, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
@@ -213,7 +213,7 @@ class LSSVMHead(LinearHead):
         self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
     def config(self) -> dict[str, Any]:
-        """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
+        """The options as primitives, with the rho in use; ``LSSVMHead.from_config`` makes an empty head from them."""
         stats, weight = self.statistics, self._options.class_weight
         return {
             "in_features": self.in_features,
@@ -310,6 +310,7 @@ class LSSVMHead(LinearHead):
             self._rows.without_class(c)
             if stats.empty:
                 self._rows.clear()
+                self._forget_rho()
             self._solver.reset()
         return self
 
@@ -346,7 +347,14 @@ class LSSVMHead(LinearHead):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
-        return leave_one_out(self._view(), x, y, weight, groups, pairs)
+        scores = leave_one_out(self._view(), x, y, weight, groups, pairs)
+        self._require_held(x, y, weight)
+        return scores
+
+    def _require_held(self, x: Any, y: Any, weight: Any) -> None:
+        """RemovalError, naming the first one, if samples are not held; folds are not compared."""
+        if self._rows.unchecked is None and self.n and not self.statistics.folds:
+            self._rows.stage([(self._check(x, y, weight), -1)])
 
     @exclusive
     def select_rho(
@@ -375,7 +383,9 @@ class LSSVMHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        path = rho_path(self._view(), rhos, method, x, y, weight, ids, score)
+        path = decided(rho_path(self._view(), rhos, method, x, y, weight, ids, score))
+        if x is not None:
+            self._require_held(x, y, weight)
         if apply:
             self.rho = path.rho
             self._choices.record("rho", method, len(path.rhos))
@@ -412,7 +422,10 @@ class LSSVMHead(LinearHead):
         >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
-        return influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        change = influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        if what != "add":
+            self._require_held(x, y, weight)
+        return change
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
@@ -437,6 +450,7 @@ class LSSVMHead(LinearHead):
         True
         """
         calibration = uncertainty.calibrate(self._view(), x, y, method, weight, groups)
+        self._require_held(x, y, weight)
         self._choices.record_calibration(calibration)
         return self
 
@@ -466,7 +480,7 @@ class LSSVMHead(LinearHead):
             if state is None:
                 self._rows.changed = None
                 self._rows.clear()
-                self._choices.reopen_rho()
+                self._forget_rho()
             else:
                 self._rows.drop("its statistics were replaced by saved ones")
             self._uncertifiable = None
@@ -622,7 +636,7 @@ class LSSVMHead(LinearHead):
             stats.take_over(stats.zero())
         self._uncertifiable = None
         self._rows.clear()
-        self._choices.reopen_rho()
+        self._forget_rho()
         self._solver.reset()
 
     @exactly

@@ -252,9 +252,15 @@ class LinearHead(nn.Module):
     def _refresh_rho(self) -> Self:
         """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
         choices = self._choices
-        if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
+        if choices.rho_rule is not None and choices.state_of("rho") is not ChoiceState.CURRENT:
             self._choose_rho()
         return self
+
+    def _forget_rho(self) -> None:
+        """Reset a rho that was chosen for samples that are all gone; it is chosen again for the next ones."""
+        if self._choices.rho_rule is not None:
+            self._choices.reopen_rho()
+            self._options.rho = 1.0
 
     def _choose_rho(self) -> None:
         """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
@@ -542,11 +548,11 @@ class LinearHead(nn.Module):
         problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: the buffers as they are; not the lock, the store, published weights and the change count.
+        """For pickling and copying: not the lock, the store, published weights, the change count and the buffers' values.
 
-        The change count would show that a sample came and went.
+        The change count would show that a sample came and went, and the buffers may be older than the last removal.
         """
-        buffers = {k: dict.__getitem__(self._buffers, k) for k in self._buffers}
+        buffers = {k: None if k in self._buffer_names else dict.__getitem__(self._buffers, k) for k in self._buffers}
         kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_keeper")}
         return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}
 

@@ -439,7 +439,7 @@ class Statistics:
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self.requested, normalize=None if gridded else self.normalize,
-            sparse=sparse,
+            sparse=sparse, standardized=self.scale is not None,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
