@@ -241,11 +241,11 @@ def test_discard_goes_back_to_what_was_agreed():
     before, w = h.digest(), h.w.clone()
     h.add(X[100:140], Y[100:140]).remove(X[:3], Y[:3])
     merge(h, Delta.like(h).add(X[150:160], Y[150:160]))
-    ids = set(h._pending.merged)
+    ids = set(h.pending.merged)
     assert discard(h).digest() == before
     assert torch.equal(h.w, w)
     assert ids
-    assert not h._pending.merged  # what was dropped may come again
+    assert not h.pending.merged  # what was dropped may come again
 
 
 def test_emptied_by_a_delta():
@@ -253,7 +253,7 @@ def test_emptied_by_a_delta():
     merge(h, Delta.like(h).remove(X[:6], Y[:6]))
     assert h.n == 0
     assert h.digest() == head().digest()
-    assert h._pending.statistics.n == -6
+    assert h.pending.statistics.n == -6
     assert discard(h).digest() == batch(range(6)).digest()
 
 
@@ -320,10 +320,10 @@ def test_changes_after_a_take_stay_pending(tmp_path):
     first = Delta.take(node)
     node.remove(X[52:55], Y[52:55]).remove(X[:3], Y[:3]).add(X[60:61], Y[60:61])
     first.save(tmp_path / "first.pt")
-    assert node._pending.statistics.n == -5
+    assert node.pending.statistics.n == -5
     second = Delta.take(node)
     second.save(tmp_path / "second.pt")
-    assert node._pending.statistics.empty
+    assert node.pending.statistics.empty
     merge(master, Delta.load(tmp_path / "second.pt"), Delta.load(tmp_path / "first.pt"))
     assert master.digest() == node.digest()
 

@@ -63,7 +63,7 @@ def groups():
 
 
 def state(h):
-    pending = h._pending.sums(h.statistics).copy()
+    pending = h.pending.sums.copy()
     pending.canonicalize()
     return h.digest(), pending.digest(), *status(h)
 
@@ -246,7 +246,7 @@ def copies_of_several_ranks(rank, world):
     truth = head().add(X[1:20].repeat(world, 1), Y[1:20].repeat(world)).add(row, label)
     same, left = h.digest() == truth.digest(), ranks.caught(lambda: h.remove(row.expand(2, J), label.expand(2)))[0]
     h.remove(row, label)  # there is one left, and every rank takes it
-    before, left_behind = state(h), pickle.loads(pickle.dumps(h))._rows.changed
+    before, left_behind = state(h), pickle.loads(pickle.dumps(h)).pending.held_rows.changed
     refused = ranks.caught(lambda: sync(h))
     unchanged = state(h) == before
     if rank:
@@ -430,7 +430,7 @@ def copies_are_not_counted_again(rank, world):
     resumed.load_state_dict(loaded.state_dict())
     sync(resumed)
     resumed_right = resumed.digest() == batch([*range(40), *range(50, 50 + world), *range(60, 60 + world)]).digest()
-    return (*first, right, resumed_right, resumed._pending.epoch)
+    return (*first, right, resumed_right, resumed.pending.epoch)
 
 
 def star(rank, world):

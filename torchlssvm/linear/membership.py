@@ -372,16 +372,20 @@ class HeldRows:
             error.row, error.label, error.held_label = i, group[1], others[0] if others else None
         return error
 
-    def without_class(self, label: int) -> None:
-        """Remove the rows of a class."""
+    def known(self) -> RowCounts | None:
+        """Return the rows held, by their fingerprints; None if they are not known."""
+        self.flush()
+        return None if self.unchecked is not None else self.held
+
+    def take_class(self, label: int) -> RowCounts:
+        """Remove the rows of a class, and return them."""
         self.flush()
         gone = RowCounts()
         gone.groups = {group: rows for group, rows in self.held.groups.items() if group[1] == label}
-        if self.changed is not None:
-            self.changed = self.changed.plus(gone, -1)
         self.held = self.held.plus(gone, -1)
+        return gone
 
-    def joined(self, other: RowCounts | None, key: bytes | None, sign: int = 1) -> RowCounts | None:
+    def joined(self, other: RowCounts | None, key: bytes | None, sign: int) -> RowCounts | None:
         """Return the rows held together with, or without, others; None if they cannot be compared, with nothing changed.
 
         RemovalError if a row would be held less than zero times.
@@ -399,7 +403,7 @@ class HeldRows:
         if rows is None:
             self.drop(reason)
         else:
-            self.held, self.key = rows, self.key if key is None else key
+            self.held, self.key = rows, key or self.key
             self.fresh, self.waiting = RowCounts(), []
 
     # -- saving ----------------------------------------------------------------------------------------------------------
@@ -420,11 +424,10 @@ class HeldRows:
         self.held, self.key = rows, saved[:KEY_BYTES]
 
     def copy(self) -> HeldRows:
-        """Return an independent copy, with changes since the last agreement."""
+        """Return an independent copy of the rows held."""
         self.flush()
         out = HeldRows(self.impossible, self.recorded)
         out.unchecked, out.key, out.held = self.unchecked, self.key, self.held.copy()
-        out.changed = None if self.changed is None else self.changed.copy()
         return out
 
     def __deepcopy__(self, memo: Any) -> HeldRows:
@@ -434,9 +437,8 @@ class HeldRows:
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: the rows held, in an order that reveals nothing."""
         known = None if self.unchecked is not None else self.to_bytes()
-        added = None if self.changed is None or self.changed.negative else self.changed.to_array()
         about = {"impossible": self.impossible, "recorded": self.recorded, "unchecked": self.unchecked}
-        return about | {"rows": known, "changed": added}
+        return about | {"rows": known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`__getstate__` returned."""
@@ -444,7 +446,6 @@ class HeldRows:
         if state["rows"] is not None:
             self.load(state["rows"])
         self.unchecked = state["unchecked"]
-        self.changed = None if state["changed"] is None else RowCounts.from_array(state["changed"])
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -16,6 +16,7 @@ from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, TorchLSSVMError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.definite import is_semidefinite
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
 from torchlssvm.functional.memory import CHECKED_BYTES, require_memory
 from torchlssvm.functional.modes import exactly
@@ -517,6 +518,22 @@ class Statistics:
         if checks.to_host(diag.amin())[0][0] < -self._slack():
             raise checks.removal_error("a sum of squares would fall below zero")
 
+    def check_possible(self, groups: Iterable[int] | None = None) -> None:
+        """RemovalError if the sums, in total or of some groups, cannot be those of samples: they are not semidefinite.
+
+        Needs canonical sums that are not empty.
+        """
+        if self.drained:
+            raise checks.removal_error("no sample would be left, but the sums would not be zero")
+        rounding = 0.0 if self.exact else RELATIVE_ROUNDING * self.bound
+        if groups is None and not is_semidefinite(*self.sums()[1:], rounding):
+            raise checks.removal_error("the sums would not be positive semidefinite")
+        for group in sorted(groups or ()):
+            assert self.accumulator is not None
+            if not is_semidefinite(self.accumulator.total(group), *self.group_mean_terms(group), rounding):
+                which = f" of class {group % self.num_classes}" if self.per_class else ""
+                raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
+
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
         """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
         known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
@@ -666,26 +683,27 @@ class Statistics:
         other.check_whole()
         if other.accumulator is None:
             return
-        removes = sign < 0 and evidence is not Evidence.NONE
-        if removes and self.accumulator is None:
+        held = evidence is not Evidence.NONE
+        if held and sign < 0 and self.accumulator is None:
             raise checks.removal_error("the machine is empty")
         added = other.group_sums()
-        self._reserve(*((0.0, other.bound) if removes else (other.bound, 0.0)))
+        self._reserve(*((0.0, other.bound) if held and sign < 0 else (other.bound, 0.0)))
         self.group_sums()  # sum the waiting rows first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
-        if removes:
+        if held:
             self.check_counts(moments)
-            self.check_diagonal(self.diagonal() - other.diagonal())
+            mine = 0 if self.accumulator is None else self.diagonal()
+            self.check_diagonal(mine + sign * other.diagonal())
         with self.integrity:
-            mine = self._decide(other.choices)
+            total = self._decide(other.choices)
             for group, theirs in added.items():
-                if group in mine.sums:
-                    mine.sums[group].add_(theirs, alpha=sign)
+                if group in total.sums:
+                    total.sums[group].add_(theirs, alpha=sign)
                 else:
-                    mine.sums[group] = sign * theirs
-                mine.touched.add(group)
-            mine.forget_diagonal()
+                    total.sums[group] = sign * theirs
+                total.touched.add(group)
+            total.forget_diagonal()
             self.moments = moments
             self.bound += other.bound
             self._weight += sign * other.n
