@@ -25,10 +25,10 @@ def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
     return G
 
 
-def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, rounding: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be those of samples. m: (J,); n: scalar; rounding: of each sum."""
+def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
+    """Tell whether the sums of a group can be those of samples. m: (J,); n: scalar; ridge: added to M."""
     G = bordered(packed, m, n)
-    G.diagonal().add_(rounding)
+    G.diagonal()[:-1].add_(ridge)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -11,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import NumericalWarning, RemovalError
+from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -31,7 +30,6 @@ from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.pending import Changes, Pending
-from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
@@ -587,15 +585,9 @@ class LSSVMHead(LinearHead):
             return
         if evidence is Evidence.SUMS:
             stats.check_possible(groups)
-        elif not stats.drained:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
-                    self._solver.weights(doubtful=True)
-            except NotPositiveDefinite:
-                raise checks.removal_error(
-                    "without the samples removed the system would not be positive definite"
-                ) from None
+        elif not stats.drained:  # roughly those of samples: the ridge has to make up for the rest
+            step = 1.0 if stats.grid is None else stats.grid.resolution
+            stats.check_possible(ridge=self._options.rho / step**2)
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Record summed samples: their rows, and the changes pending for other machines."""

@@ -24,7 +24,7 @@ from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Format of the bytes that a digest covers; it changes when those bytes do."""
@@ -437,11 +437,11 @@ class Statistics:
         ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
-        batch = check_batch(
-            x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
-            exact=self.exact, choices=choices, wanted=self.requested, normalize=None if gridded else self.normalize,
-            sparse=sparse,
+        rules = BatchRules(
+            self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
+            None if gridded else self.normalize,
         )  # fmt: skip
+        batch = check_batch(rules, x, y, weight, ids, sparse)
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
@@ -518,19 +518,20 @@ class Statistics:
         if checks.to_host(diag.amin())[0][0] < -self._slack():
             raise checks.removal_error("a sum of squares would fall below zero")
 
-    def check_possible(self, groups: Iterable[int] | None = None) -> None:
+    def check_possible(self, groups: Iterable[int] | None = None, ridge: float = 0.0) -> None:
         """RemovalError if the sums, in total or of some groups, cannot be those of samples: they are not semidefinite.
 
-        Needs canonical sums that are not empty.
+        ``ridge``: added to the sums of squares. Needs canonical sums that are not empty.
         """
         if self.drained:
             raise checks.removal_error("no sample would be left, but the sums would not be zero")
-        rounding = 0.0 if self.exact else RELATIVE_ROUNDING * self.bound
-        if groups is None and not is_semidefinite(*self.sums()[1:], rounding):
+        if not self.exact:
+            ridge = max(ridge, RELATIVE_ROUNDING * self.bound)
+        if groups is None and not is_semidefinite(*self.sums()[1:], ridge):
             raise checks.removal_error("the sums would not be positive semidefinite")
         for group in sorted(groups or ()):
             assert self.accumulator is not None
-            if not is_semidefinite(self.accumulator.total(group), *self.group_mean_terms(group), rounding):
+            if not is_semidefinite(self.accumulator.total(group), *self.group_mean_terms(group), ridge):
                 which = f" of class {group % self.num_classes}" if self.per_class else ""
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
