@@ -75,19 +75,6 @@ def test_sums_from_elsewhere_under_an_id_and_a_network():
     assert master.digest() == digest == batch(range(20)).digest()
 
 
-def test_each_change_is_handed_over_once():
-    node, master = batch(range(20)), head()
-    first = Delta.take(node, fingerprint="network")
-    assert first.fingerprint == "network"
-    merge(master, first)
-    assert Delta.take(node).statistics.empty
-    node.remove(X[:5], Y[:5]).add(X[30:32], Y[30:32])
-    second = Delta.take(node)
-    assert first.id != second.id
-    assert merge(master, second).digest() == node.digest()
-    assert node.n == 17  # the node goes on with its own model
-
-
 def test_a_delta_is_merged_once(tmp_path):
     Delta.take(batch(range(20))).save(tmp_path / "d.pt")
     master = merge(head(), Delta.load(tmp_path / "d.pt"))
@@ -416,15 +403,6 @@ def test_a_copy_of_the_head_does_not_send_the_same_again(tmp_path, how, when):
     assert taken_again(node, master)  # what the original has changed since comes in
     with pytest.raises(ValueError, match="merged already"):
         merge(merge(head(), Delta.take(other)), Delta.load(tmp_path / "d.pt"))
-
-
-def test_a_delta_by_way_of_another_node_counts_once():
-    first = Delta.like(head()).add(X[:9], Y[:9])
-    relay = merge(head(), first).add(X[20:25], Y[20:25])
-    master = merge(head(), first)
-    with pytest.raises(ValueError, match="merged already"):
-        merge(master, Delta.take(relay))
-    assert master.n == 9
 
 
 def recovered(path, label):

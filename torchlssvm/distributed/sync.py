@@ -32,12 +32,6 @@ from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 from torchlssvm.statistics.statistics import LARGEST_SUM
 
-MESSAGE_NUMBERS = 2**23
-"""Numbers (64 MB of int64) in one message with sums: large enough for the network, small beside the sums of many classes."""
-
-LOOSE_BOUND = 2.0**52
-"""A bound on the sums from here on is computed again from the sums themselves: additions and removals cancel."""
-
 ERRORS_BY_NAME: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RemovalError, GridError, VerificationError, NotFittedError, ValueError, TypeError, RuntimeError)
@@ -183,7 +177,7 @@ class Contribution:
         groups = sorted({g for m in messages for g in m["groups"]})
         sums = {} if all_pending else dict(held)
         zero = torch.zeros(self.held.packed_length(choices.kind), dtype=torch.int64, device=self.held.device)
-        step = max(1, MESSAGE_NUMBERS // len(zero))
+        step = max(1, 2**23 // len(zero))  # 64 MB in one message: large for the network, small beside many classes
         for start in range(0, len(groups), step):
             part = groups[start : start + step]
             reduced = peers.total(torch.stack([sent.get(g, zero) for g in part]), to)
@@ -195,8 +189,8 @@ class Contribution:
         reduced = peers.total(moments.clone(), to)
         moments = (reduced if receives else none) + (now - mine)
         n = checks.to_host(moments.sum() if moments.ndim == 2 else moments[:, 0, 0].sum())[0][0]
-        gross = gross_bound(messages)
-        out = self.held.with_sums(choices, sums, moments, gross if gross < LOOSE_BOUND else None, n)
+        gross = gross_bound(messages)  # additions and removals cancel: a large bound is taken from the sums again
+        out = self.held.with_sums(choices, sums, moments, gross if gross < 2.0**52 else None, n)
         out.reuse_hashes(self.held, groups)  # of classes that did not change
         return out
 
@@ -221,11 +215,9 @@ def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | No
             if rows is not None and rows.negative:
                 raise checks.removal_error(f"{rows.negative} row(s) would be removed more often than they are held")
             total.canonicalize()
-            if not total.empty:
+            if not total.empty and any(m["shrunk"] for m in messages):
                 total.check_counts(total.moments)
-                total.check_diagonal(total.diagonal())
-                shrunk = any(m["shrunk"] for m in messages) and rows is None
-                total.check_possible({g for m in messages for g in m["groups"]} if shrunk else ())
+                total.check_possible({g for m in messages for g in m["groups"]} if rows is None else ())
         total.canonicalize()
         verdict = {"digest": "" if total.empty else total.digest()}
     except Exception as error:

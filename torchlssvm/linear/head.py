@@ -549,16 +549,14 @@ class LSSVMHead(LinearHead):
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
             self._check_whole()  # before rows are missed that an interrupted update may have lost
-        evidence = self._evidence(rough)
+        evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
-        before = stats.copy() if removes and evidence is not Evidence.PROVEN else None
+        before = None if evidence is Evidence.PROVEN else stats.copy()
         with threads_for(0), self._changing():  # large sums and solves inside have all threads
             self._solver.release(sum(batch.x.shape[0] for batch, _ in changes))
-            with self._put_back(before):
+            with self._tested(before, evidence):
                 views = stats.change(changes, evidence)
                 self._solver.changed(changes, views)
-                if before is not None:
-                    self._test_sums(evidence)
             if rough:
                 self._rows.drop(INEXACT_REMOVAL)
             self._record(changes, rows)
@@ -567,27 +565,29 @@ class LSSVMHead(LinearHead):
         return self
 
     @contextmanager
-    def _put_back(self, before: Statistics | None) -> Iterator[None]:
-        """Put the sums back, if there is a copy of them, where a removal turns out to be impossible."""
+    def _tested(
+        self, before: Statistics | None, evidence: Evidence, groups: Iterable[int] | None = None
+    ) -> Iterator[None]:
+        """Change the sums in here; with a copy from ``before`` they are then tested, in total or by groups of samples.
+
+        RemovalError, with the sums put back, if they cannot be those of samples.
+        """
+        stats = self.statistics
+        if before is None:
+            yield
+            return
         try:
             yield
+            stats.canonicalize()
+            if evidence is Evidence.SUMS and not stats.empty:
+                stats.check_possible(groups)
+            elif not stats.drained:  # roughly those of samples: the ridge has to make up for the rest
+                step = 1.0 if stats.grid is None else stats.grid.resolution
+                stats.check_possible(ridge=self._options.rho / step**2)
         except RemovalError:
-            if before is not None:
-                self.statistics.take_over(before)
-                self._solver.reset()
+            stats.take_over(before)
+            self._solver.reset()
             raise
-
-    def _test_sums(self, evidence: Evidence, groups: Iterable[int] | None = None) -> None:
-        """RemovalError if the sums, of all samples or of some groups, cannot be those of samples."""
-        stats = self.statistics
-        stats.canonicalize()
-        if stats.empty:
-            return
-        if evidence is Evidence.SUMS:
-            stats.check_possible(groups)
-        elif not stats.drained:  # roughly those of samples: the ridge has to make up for the rest
-            step = 1.0 if stats.grid is None else stats.grid.resolution
-            stats.check_possible(ridge=self._options.rho / step**2)
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Record summed samples: their rows, and the changes pending for other machines."""
@@ -642,11 +642,9 @@ class LSSVMHead(LinearHead):
             evidence = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
             before = stats.copy()
         with self._changing():
-            with self._put_back(before):
+            with self._tested(before, evidence, sums.group_sums()):
                 stats.merge(sums, sign, evidence)
                 self._solver.reset()
-                if before is not None:
-                    self._test_sums(evidence, sums.group_sums())
             self.pending.merge(changes, sign, shrinks)
             self._rows.replace(rows, changes.key, UNKNOWN_ROWS)
             if shrinks and stats.drained:

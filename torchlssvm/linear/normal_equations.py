@@ -24,10 +24,6 @@ LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
 
 
-PROMISED_ERROR = 1e-9
-"""Relative error of scores beyond which a solve warns."""
-
-
 class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
 
@@ -237,7 +233,7 @@ def solve(
     problem = head_problem(stats, scale, intercept, weights, labels, standard)
     solved = solve_problem(problem, repaired_factor, work)
     error = torch.finfo(torch.float64).eps / solved.share if solved.share > 0 else 0.0  # a repair has warned already
-    if error > PROMISED_ERROR:
+    if error > 1e-9:  # of scores, relative
         warnings.warn(
             f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be off by "
             f"{error:.0e} of their size. Use a larger rho, or KernelLSSVM(Linear()), which keeps the samples.",

@@ -2,12 +2,8 @@
 
 Sums are a group, so what changed is a :class:`~torchlssvm.Statistics` too, with removals as negative samples. Until a head
 first takes part in an agreement (``sync``, ``agree``, or a delta handed over) all it holds is pending, and no second sums are
-kept: a head that never exchanges anything pays nothing.
-
-**What survives a save.** Additions that are pending are saved beside the totals. Removals are not: totals minus pending changes
-would be the sample removed. A head saved with removals pending holds the right samples, but what changed is no longer known
-(:attr:`Tracking.LOST`); it has to start from an agreed state (``agree``) before the next exchange. No hash of a sample, and no
-digest of an earlier state, is ever saved or pickled.
+kept: a head that never exchanges anything pays nothing. :mod:`torchlssvm.distributed` tells what survives a save. No hash of a
+sample, and no digest of an earlier state, is ever saved or pickled.
 """
 
 from __future__ import annotations
