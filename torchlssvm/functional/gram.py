@@ -103,9 +103,9 @@ def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dt
     return out
 
 
-def diagonal(packed: Tensor, J: int, product: bool = False) -> Tensor:
+def diagonal(packed: Tensor, J: int) -> Tensor:
     """The diagonal of M (J,), a copy."""
-    return torch.cat([view[:, a:b].diagonal() for a, b, view in strip_views(packed, J, product)])
+    return torch.cat([view[:, a:b].diagonal() for a, b, view in strip_views(packed, J)])
 
 
 def pack(M: Tensor, V: Tensor) -> Tensor:
