@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import cost
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
@@ -109,7 +108,8 @@ class SharedSolver:
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
         centred = self.options.intercept == "free"
-        return Solution(D, self.stats.num_classes, centred, self.stats.device, cost.LEAST_REMOVAL_PIVOT)
+        # 1e-2: where a removal by Theorem 1 would leave less of the system, two digits would be lost
+        return Solution(D, self.stats.num_classes, centred, self.stats.device, least_pivot=1e-2)
 
     def reset(self) -> None:
         """Forget the cache: the next read solves from statistics."""
