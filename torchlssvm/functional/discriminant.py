@@ -51,7 +51,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = ABSENT.
+    A class without samples gets zero weights and b = -1e30: below any other score, and finite, so that it can be calibrated.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -63,11 +63,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
     n = counts.sum()
     w = V * (n * _inflation(rho * W.shape[0], trace))
     b = (counts / n).log() - m @ w - 0.5 * (M.mT * w).sum(0)
-    return w, torch.where(present, b, torch.full_like(b, ABSENT))
-
-
-ABSENT = -1e30
-"""Score of a class without samples: below any other, and finite, so that it can be compared and calibrated."""
+    return w, torch.where(present, b, torch.full_like(b, -1e30))
 
 
 class WithinClass(NamedTuple):
