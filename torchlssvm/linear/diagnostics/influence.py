@@ -34,9 +34,11 @@ Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
-def check_question(what: str, on: str | Measure, y_val: Any) -> None:
+def check_question(what: str, on: str | Measure, y_val: Any, y_new: Any) -> None:
     """ValueError for an unknown change or measure, or one without the labels that it needs."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if (what == "relabel") != (y_new is not None):
+        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if callable(on):
         return
     checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
@@ -48,7 +50,7 @@ def influence(
     view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
-    check_question(what, on, y_val)
+    check_question(what, on, y_val, y_new)
     view.require_least_squares("influence")
     change = _change(view, x, y, what, y_new, weight, groups)
     change.check_rest(view.n)
@@ -75,8 +77,6 @@ def influence(
 
 def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any) -> SampleChange:
     samples = check_samples(view, x, y, weight, groups)
-    if (what == "relabel") != (y_new is not None):
-        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if what == "relabel":
         if samples.y.ndim == 1:
             return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
