@@ -134,8 +134,10 @@ class CompactLSSVMHead(nn.Module):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y - (y - f(x)) / (1 - h). Arguments as added."""
         batch = self._check(x, y, weight)
-        y = real_targets(batch, self.num_classes)
-        return y - (y - (batch.x.to(torch.float64) @ self.w + self.b)) / (1 - self._leverages(batch))[:, None]
+        targets = real_targets(batch, self.num_classes)
+        return (
+            targets - (targets - (batch.x.to(torch.float64) @ self.w + self.b)) / (1 - self._leverages(batch))[:, None]
+        )
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class CompactLSSVMHead(nn.Module):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> Any:
+    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> SampleBatch:
         """A checked batch; ``ids`` and ``like`` are for heads with statistics."""
         del ids, like
         return check_batch(

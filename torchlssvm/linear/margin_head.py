@@ -487,7 +487,7 @@ class MarginHead(LinearHead):
         return lambda: self._replace_parts(statistics, rows, solver)
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
-        statistics, rows = self.statistics.to(device), self.samples.to(device)
+        statistics, rows = self.statistics.to(device), self.samples.copy(device)
         solver = ActiveSetSolver(rows, statistics, options)
         solver.restore({k: checkpoint.moved(v, device) for k, v in self._solver.state().items()})
         self._replace_parts(statistics, rows, solver)
