@@ -62,9 +62,7 @@ class ExactRefinement:
         self.rows, self.scale, self.label = rows, scale, label
         self.slots = torch.nonzero(active)[:, 0]
         rho, step, standard = Fraction(scale.rho), Fraction(scale.step), scale.standard
-        squares = (
-            [1 / step**2] * rows.in_features if standard is None else standard.exact_squares(_column_squares(rows))
-        )
+        squares = [1 / step**2] * rows.in_features if standard is None else standard.exact_squares()
         values = [Fraction(v) for v in groups.values]
         fractions = {rho, *(rho * v for v in set(squares)), *values}
         self.denominator = math.lcm(*(v.denominator for v in fractions))
@@ -217,15 +215,6 @@ class ExactRefinement:
             change, db = step * scale.factor, self._gb / weight - float(self._mean(solution) @ step)
         db_integer = int(to_integers(torch.tensor([db], dtype=torch.float64), self.bits)[0])
         return W - to_integers(change.cpu(), self.bits), B - db_integer
-
-
-def _column_squares(rows: GridRows) -> list[int]:
-    """Sums of q^2 over all rows and copies (J,)."""
-    total = torch.zeros(rows.in_features, dtype=torch.int64, device=rows.device)
-    for a in range(0, rows.n, BLOCK_TERMS):
-        q, copies = rows.q[a : a + BLOCK_TERMS].to(torch.int64), rows.copies[a : a + BLOCK_TERMS].to(torch.int64)
-        total += (q * q * copies[:, None]).sum(0)
-    return [int(v) for v in total.tolist()]
 
 
 def to_integers(values: Tensor, exponent: int) -> Integers:
