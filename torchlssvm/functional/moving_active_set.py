@@ -22,18 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MARGIN_TOLERANCE = 1e-11
-"""Distance of a margin from 1 within which float64 cannot tell the side: a change that ends there is left to a search."""
-
 LEAST_FREE_SHARE = 1e-8
 """Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
 """Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
 of it lost. Below this share the system is solved from sums instead."""
-
-REACH_ROUNDING_FACTOR = 1.0 + 1e-9
-"""Factor on a computed reach that covers its rounding, relative 1e-15 for each of up to 1e6 terms."""
 
 
 class NearSamples(NamedTuple):
@@ -102,7 +96,8 @@ def removal_steps(near: NearSamples, gone: Removals) -> RemovalSteps:
         step = _moved(near, Removals(*(part[i] for part in gone)), G[i])
         if step is not None:
             (p[i], size[i]), found[i] = step, True
-    return RemovalSteps(p, size * REACH_ROUNDING_FACTOR, found)
+    # 1e-9: covers the rounding of the size, relative 1e-15 for each of up to 1e6 terms
+    return RemovalSteps(p, size * (1.0 + 1e-9), found)
 
 
 def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -133,8 +128,8 @@ def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Ten
 
 
 def _undecided(margins: Tensor) -> Tensor:
-    """True for margins whose side float64 cannot tell."""
-    return (margins - 1.0).abs() <= MARGIN_TOLERANCE
+    """True for margins within 1e-11 of 1, whose side float64 cannot tell: such a removal is left to a search."""
+    return (margins - 1.0).abs() <= 1e-11
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:

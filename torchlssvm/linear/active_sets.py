@@ -40,9 +40,6 @@ from torchlssvm.statistics import Statistics
 MAX_NEWTON_ROUNDS = 1000
 """Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
 
-LARGEST_MARGIN_ERROR = 1e-5
-"""Largest bound on the error of a margin held at which updated weights are used; beyond it they are solved from sums."""
-
 
 class Proof(NamedTuple):
     """Margins are within (length + reach) size + size_b, and rounding, of those of the minimum."""
@@ -527,8 +524,9 @@ class ActiveSetSolver:
         k, wanted = s.label, margins < 1.0
         proof = self._proof(k, s.solution.mu, s.active, w, b)
         bounds = self._bounds(proof, w, b)
-        if s.sums is None and float(bounds.max()) > LARGEST_MARGIN_ERROR:
-            s.solution = None  # updates have cost it digits: it is solved from sums
+        # 1e-5: largest bound at which updated weights are used: beyond it, updates have cost digits, and sums are solved
+        if s.sums is None and float(bounds.max()) > 1e-5:
+            s.solution = None
             return False
         near = torch.nonzero(~((margins - 1.0).abs() > drift + bounds))[:, 0]
         if (len(near) or not s.sound) and bool(s.active.any()):

@@ -21,9 +21,6 @@ from torchlssvm.statistics.batch import SampleBatch
 ROW_HASH_BYTES = 16
 """Bytes of a row's hash in the index; rows with equal hashes are compared number by number."""
 
-HEAVIEST_ROW = 2**52
-"""Copies of a row times its largest square: past this one row's products would not be exact in float64."""
-
 
 @dataclass
 class RowChange:
@@ -274,10 +271,10 @@ class GridRows:
         heavy = (counts * peaks**2).max(initial=0.0)
         for slot, delta in slots:
             heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))
-        if heavy > HEAVIEST_ROW:
+        if heavy > 2**52:  # copies of a row times its largest square: beyond this a product is not exact in float64
             raise GridError(
-                f"a row with its copies weighs {heavy:.3g}, past {float(HEAVIEST_ROW):.3g}, where products are no longer "
-                "exact: use a smaller weight or a coarser grid. Nothing was changed."
+                f"a row with its copies weighs {heavy:.3g}, past 2^52, where products are no longer exact: use a smaller "
+                "weight or a coarser grid. Nothing was changed."
             )
 
 
