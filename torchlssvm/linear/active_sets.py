@@ -316,16 +316,8 @@ class ActiveSetSolver:
         labels = self.rows.labels if slots is None else self.rows.labels[slots]
         return torch.where(labels == k, 1.0, -1.0).to(torch.float64)
 
-    def with_class_weights(self, weights: Tensor) -> ActiveSetSolver:
-        """A solver of the same rows with other class weights (K,), which starts from the active sets of this one."""
-        return self._restarted(replace(self.options, class_weight=weights))
-
-    def solved_anew(self) -> Tensor:
-        """w (J, K) from the sums over the active sets: what ``restart`` and a read give."""
-        return self._restarted(self.options).weights()[0]
-
-    def _restarted(self, options: SolverOptions) -> ActiveSetSolver:
-        """A solver of the same rows that starts from the active sets of this one."""
+    def restarted(self, options: SolverOptions) -> ActiveSetSolver:
+        """A solver of the same rows that starts from the active sets of this one, with sums over them."""
         self.weights()
         out = copy.copy(self)
         out.options = options

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.moving_active_set import LEAST_FREE_SHARE, NearSamples, Removals, removal_steps
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -168,8 +170,8 @@ def _removals(
     cases = [(head._solver, some)]
     if head._options.follows_counts:
         counts, kinds = after[some].unique(dim=0, return_inverse=True)
-        weights = [class_weights(head.class_weight, kind) for kind in counts]
-        cases = [(head._solver.with_class_weights(w), some[kinds == i]) for i, w in enumerate(weights) if w is not None]
+        options = [replace(head._options, class_weight=class_weights(head.class_weight, kind)) for kind in counts]
+        cases = [(head._solver.restarted(o), some[kinds == i]) for i, o in enumerate(options)]
     for solver, mine in cases:
         w, b = solver.weights()
         for k in range(head.num_classes):
@@ -221,8 +223,9 @@ def influence(
     """Exact changes at x_val; see :meth:`torchlssvm.MarginHead.influence`."""
     check_question(what, on, y_val, y_new)
     changes = check_changes(head, x, y, what, y_new, weight, groups)
-    before, points = head(x_val), head.points(x_val)  # (V, K); (V, J), in steps
-    signs = before
+    signs = before = head(x_val)  # (V, K)
+    given = checks.features(x_val, head.in_features, head.device).to(torch.float64)
+    points = normalized(given, head.normalize) / head._solver.scale.step  # (V, J), not rounded to the grid
     if on == "loss" and len(before):
         signs = code_labels(check_labels(head, y_val, len(before), "y_val"), head.num_classes)
     measure = measure_of(head, on, y_val, before, lambda scores: (1.0 - signs * scores).clamp(min=0.0).square())
