@@ -69,7 +69,7 @@ def test_copies_and_lone_samples():
         head.leave_one_out(x[:1], y[:1], [3])
     with pytest.raises(RemovalError, match="not held"):
         head.leave_one_out(x[:1] + 1, y[:1])
-    with pytest.raises(ValueError, match="nothing is left"):
+    with pytest.raises(ValueError, match="nothing to learn from"):
         head.leave_one_out(torch.cat([x, x[:3]]), torch.cat([y, y[:3]]), groups=[0] * 33)
     with pytest.raises(NotFittedError):
         MarginHead(5, 3, rho=1.0).leave_one_out(x, y)

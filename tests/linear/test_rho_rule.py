@@ -128,14 +128,6 @@ def test_it_survives_copies_and_checkpoints():
     assert empty.add(x, y).rho == truth(empty, x, y)
 
 
-def test_a_calibration_of_another_rho_is_void():
-    x, y = samples()
-    head = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y).calibrate(x, y)
-    assert head.refresh().calibration is not None  # nothing has changed
-    head.rho = "gcv"
-    assert head.refresh().calibration is not None
-
-
 def test_attach_chooses():
     x, y = samples()
     clf = attach(nn.Linear(J, 5), K).fit([(x, y)])

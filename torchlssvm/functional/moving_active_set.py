@@ -1,4 +1,4 @@
-r"""The change of a squared-hinge solution when samples come or go: small systems on products, with the active set moving.
+r"""The change of a squared-hinge solution when a sample goes: small systems on products, with the active set moving.
 
 The solution of one class is ridge regression on its active set, with the matrix A. In the whitened coordinates of
 :mod:`torchlssvm.functional.whitened`, g(z, i) = u_z . u_i, samples i in a set I that change their weights by delta move every
@@ -7,8 +7,8 @@ score to
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
 A sample that leaves the active set changes its weight by -c, one that joins by +c: both are members of I as well, beside the
-samples that are removed (-c) or added (+c). Newton's method is then: solve for I, find the samples on the wrong side, change
-I. One inverse serves all changes; a round costs a system of the size of I.
+sample that is removed (-c). Newton's method is then: solve for I, find the samples on the wrong side, change I. One inverse
+serves all removals; a round costs a system of the size of I.
 
 Samples far from their margin need no check: by the inequality of Cauchy and Schwarz no score moves by more than
 sqrt(g(z, z)) sqrt(T^T G_II T), so that with *reach* |1 - m_z| / sqrt(g(z, z)) only samples of a reach below sqrt(T^T G_II T)
@@ -22,18 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MARGIN_TOLERANCE = 1e-11
-"""Distance of a margin from 1 within which float64 cannot tell the side: a change that ends there is left to a search."""
-
 LEAST_FREE_SHARE = 1e-8
 """Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
 """Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
 of it lost. Below this share the system is solved from sums instead."""
-
-REACH_ROUNDING_FACTOR = 1.0 + 1e-9
-"""Factor on a computed reach that covers its rounding, relative 1e-15 for each of up to 1e6 terms."""
 
 
 class NearSamples(NamedTuple):
@@ -57,94 +51,85 @@ class NearSamples(NamedTuple):
     reach: float
 
 
-class ActiveSetChange(NamedTuple):
-    """Samples that come (delta > 0) or go (delta < 0) together: whitened rows U (s, D); f, y and delta (s,).
+class Removals(NamedTuple):
+    """Active samples, each of which is removed alone.
 
-    Of those that go each was active; those that come change sides like any other.
+    Attributes:
+        U: (B, D) whitened rows.
+        f, y, weight: (B,) as for :class:`NearSamples`, of what is removed.
+        place: (B,) index of each among the near samples, -1 for none.
+        left: (B,) weight of each that stays.
     """
 
     U: Tensor
     f: Tensor
     y: Tensor
-    delta: Tensor
+    weight: Tensor
+    place: Tensor
+    left: Tensor
 
 
-class ActiveSetStep(NamedTuple):
-    """A step p (D,) in whitened coordinates, f'(z) = f(z) + u_z . p; samples of a reach up to ``size`` may change sides."""
+class RemovalSteps(NamedTuple):
+    """Steps p (B, D) in whitened coordinates, f'(z) = f(z) + u_z . p; samples of a reach up to ``size`` (B,) may change sides.
+
+    ``found`` (B,) is False where the active set did not converge.
+    """
 
     p: Tensor
-    size: float
+    size: Tensor
+    found: Tensor
 
 
-def solve_change(
-    near: NearSamples, change: ActiveSetChange, left: Tensor, side: Tensor | None = None
-) -> ActiveSetStep | None:
-    """Step of a change after which all near samples are on their sides; None if the active set does not converge.
+def removal_steps(near: NearSamples, gone: Removals) -> RemovalSteps:
+    """Steps of removals after which all near samples are on their sides."""
+    g = gone.U.square().sum(1)
+    pivot = 1.0 - gone.weight * g
+    T = -gone.weight * (gone.y - gone.f) / pivot
+    G = gone.U @ near.U.mT  # (B, c)
+    margins = torch.addcmul(near.f, G, T[:, None]).mul_(near.y)
+    turned = ((margins < 1.0) != near.active) | _undecided(margins)
+    mine = torch.nonzero((gone.place >= 0) & (gone.left <= 0))[:, 0]
+    turned[mine, gone.place[mine]] = False
+    found = (pivot > LEAST_ACTIVE_PIVOT) & ~turned.any(1)
+    p, size = T[:, None] * gone.U, T.abs() * g.sqrt()
+    for i in torch.nonzero(~found)[:, 0].tolist():
+        step = _moved(near, Removals(*(part[i] for part in gone)), G[i])
+        if step is not None:
+            (p[i], size[i]), found[i] = step, True
+    # 1e-9: covers the rounding of the size, relative 1e-15 for each of up to 1e6 terms
+    return RemovalSteps(p, size * (1.0 + 1e-9), found)
 
-    left: (c,) weights of the near samples without those that go; side: (s, c) products with them, if known.
-    """
-    s, fixed = len(change.f), change.delta < 0
-    side = change.U @ near.U.mT if side is None else side
-    corner = change.U @ change.U.mT
-    on = fixed | (change.y * change.f < 1.0)
+
+def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Step (D,) and size of one removal that moves the active set; None if it does not converge. side: (c,) products."""
+    weight = near.weight
+    if gone.place >= 0:
+        weight = weight.clone()
+        weight[gone.place] = gone.left
     flipped = torch.zeros_like(near.active)
-    # 12: Newton rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line
-    # search
+    # 12: Newton rounds for one removal; two or three are usual, and one that needs more is left to a solver with a line search
     for _ in range(12):
         S = torch.nonzero(flipped)[:, 0]
-        rows, border = near.G[S], side[:, S]
-        delta = torch.cat([change.delta * on, torch.where(near.active[S], -left[S], left[S])])
-        y, f = torch.cat([change.y, near.y[S]]), torch.cat([change.f, near.f[S]])
-        G = torch.cat([torch.cat([corner, border], 1), torch.cat([border.mT, rows[:, S]], 1)])
-        T = _solve(G, delta, delta * (y - f))
+        rows, border, own = near.G[S], side[S], (gone.U @ gone.U)[None]
+        G = torch.cat([torch.cat([own, border])[None], torch.cat([border[:, None], rows[:, S]], 1)])
+        delta = torch.cat([-gone.weight[None], torch.where(near.active[S], -weight[S], weight[S])])
+        miss = torch.cat([(gone.y - gone.f)[None], near.y[S] - near.f[S]])
+        T = _solve(G, delta, delta * miss)
         if T is None:
             return None
-        margins = near.y * (near.f + T[:s] @ side + T[s:] @ rows)
-        own = change.y * (change.f + (G @ T)[:s])
-        turned = ((margins < 1.0) != near.active) & (left > 0)
-        came = fixed | (own < 1.0)
-        if torch.equal(turned, flipped) and torch.equal(came, on):
-            if bool((_undecided(margins) & (left > 0)).any()) or bool((_undecided(own) & ~fixed).any()):
+        margins = near.y * (near.f + T[0] * side + T[1:] @ rows)
+        turned = ((margins < 1.0) != near.active) & (weight > 0)
+        if torch.equal(turned, flipped):
+            if bool((_undecided(margins) & (weight > 0)).any()):
                 return None
-            size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * REACH_ROUNDING_FACTOR
-            return ActiveSetStep(T[:s] @ change.U + T[s:] @ near.U[S], size)
-        flipped, on = turned, came
+            return T[0] * gone.U + T[1:] @ near.U[S], (T @ (G @ T)).clamp(min=0.0).sqrt()
+        flipped = turned
     return None
 
 
-def solve_removals(
-    near: NearSamples, change: ActiveSetChange, place: Tensor, left: Tensor
-) -> list[ActiveSetStep | None]:
-    """Steps of removals of one sample each.
-
-    place: (B,) index of each among the near samples, -1 for none; left: (B,) its weight that stays.
-    """
-    g = change.U.square().sum(1)
-    pivot = 1.0 + change.delta * g
-    T = change.delta * (change.y - change.f) / pivot
-    G = change.U @ near.U.mT  # (B, c)
-    margins = torch.addcmul(near.f, G, T[:, None]).mul_(near.y)
-    turned = ((margins < 1.0) != near.active) | _undecided(margins)
-    mine = torch.nonzero((place >= 0) & (left <= 0))[:, 0]
-    turned[mine, place[mine]] = False
-    plain = ((pivot > LEAST_ACTIVE_PIVOT) & ~turned.any(1)).tolist()
-    sizes = (T.abs() * g.sqrt() * REACH_ROUNDING_FACTOR).tolist()
-    out: list[ActiveSetStep | None] = []
-    for i, (done, size) in enumerate(zip(plain, sizes, strict=True)):
-        if done:
-            out.append(ActiveSetStep(T[i] * change.U[i], size))
-            continue
-        weight = near.weight
-        if place[i] >= 0:
-            weight = weight.clone()
-            weight[place[i]] = left[i]
-        out.append(solve_change(near, ActiveSetChange(*(part[i : i + 1] for part in change)), weight, G[i : i + 1]))
-    return out
-
-
 def _undecided(margins: Tensor) -> Tensor:
-    """True for margins whose side float64 cannot tell."""
-    return (margins - 1.0).abs() <= MARGIN_TOLERANCE
+    """True for margins within 1e-11 of 1, whose side float64 cannot tell: such a removal is left to a search."""
+    return (margins - 1.0).abs() <= 1e-11
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:

@@ -1,14 +1,13 @@
 """``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
 
 The rows held are the truth. Active sets, margins and weights are caches. A change of samples touches only the classes in which
-a changed sample is active, and the next read brings those up to date, in three ways from cheap to sure:
+a changed sample is active, and the next read brings those up to date by Newton's method. After a small change the inverse
+of the class takes the changed rows in by Theorem 1, and only margins near 1 are computed; otherwise a step solves from integer
+sums over the active set, and a line search shortens it.
 
-- *update*: the inverse of the class takes the changed rows in by Theorem 1, and only margins near 1 are computed;
-- *search*: Newton's method with a line search, on exact integer sums over the active set;
-- *refinement*: exact integers decide the margins that float64 cannot tell from 1.
-
-Update and search end in the same proof (:mod:`torchlssvm.functional.squared_hinge`), so an active set does not depend on the
-way it was found. After :meth:`~ActiveSetSolver.restart` the weights follow from the active sets alone, to the bit.
+The search ends in a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that float64
+cannot tell from 1. So an active set does not depend on the way it was found, and after :meth:`~ActiveSetSolver.restart` the
+weights follow from the active sets alone, to the bit.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,11 +40,13 @@ from torchlssvm.statistics import Statistics
 MAX_NEWTON_ROUNDS = 1000
 """Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
 
-LEAST_RELATIVE_DECREASE = 1e-13
-"""Least relative decrease of the objective by a step, a thousand roundings; after a smaller one the active set is proven."""
 
-LARGEST_MARGIN_ERROR = 1e-5
-"""Largest bound on the error of a margin held at which updated weights are used; beyond it they are solved from sums."""
+class Proof(NamedTuple):
+    """Margins are within (length + reach) size + size_b, and rounding, of those of the minimum."""
+
+    reach: float
+    size: float
+    size_b: float
 
 
 @dataclass
@@ -55,13 +57,13 @@ class ClassState:
         solution: weights and inverse for the active set; None where the next change solves from sums.
         fitted: True once weights and active set are known; False too for a class with samples of one sign only.
         touched: True when samples have changed that are, or may be, active.
-        error: bound on the error of the margins of the rows that were proven; None where it is computed when it is needed.
+        proof: of the weights in use; None where it is computed when it is needed.
     """
 
     solution: Solution | None = None
     fitted: bool = False
     touched: bool = True
-    error: float | None = None
+    proof: Proof | None = None
 
 
 @dataclass
@@ -80,9 +82,9 @@ class Search:
     Attributes:
         active: (n,), the set that the solution is of.
         solution: the solution on it; None where it is solved from sums next.
-        sums: sums over the set, once they were formed.
-        position: the lowest point so far.
         scale: units, with the rho that the search is at.
+        position: the lowest point so far; None before the first line search.
+        sums: sums over the set, once they were formed.
         sound: False where float64 lacked the digits to solve from sums.
         proving: True once the objective has stopped falling: the proof alone changes the set from then on.
         proofs: proofs that have changed the set.
@@ -91,8 +93,8 @@ class Search:
     label: int
     active: Tensor
     solution: Solution | None
-    position: Position
     scale: RowScale
+    position: Position | None = None
     sums: ActiveSums | None = None
     sound: bool = True
     proving: bool = False
@@ -256,7 +258,6 @@ class ActiveSetSolver:
         self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
         todo = [k for k in range(len(self.states)) if self._needs_search(k)]
         self._fresh = torch.zeros_like(self._fresh)
-        todo = [k for k in todo if not self._update(k)]
         starts = self._cold_starts([k for k in todo if not self.states[k].fitted])
         for k in todo:
             self._search(k, starts.pop(k, None))
@@ -269,13 +270,13 @@ class ActiveSetSolver:
     def margins(self, k: int) -> Tensor:
         """Margins of all rows for a class (n,), up to date."""
         self.weights()
-        return self._margins_now(k).clone()
+        return self._margins_at(k, self.w[:, k], self.b[k]).clone()
 
-    def _margins_now(self, k: int) -> Tensor:
-        """Margins (n,) by the weights in use; the cached ones may belong to earlier weights."""
-        if not torch.equal(self._at_w[:, k], self.w[:, k]) or not torch.equal(self._at_b[k], self.b[k]):
-            self._margins[k] = self._margins_of(k, self.w[:, k], self.b[k])
-            self._at_w[:, k], self._at_b[k] = self.w[:, k], self.b[k]
+    def _margins_at(self, k: int, w: Tensor, b: Tensor) -> Tensor:
+        """Margins (n,) by weights w (J,) and b (), which are cached."""
+        if not torch.equal(self._at_w[:, k], w) or not torch.equal(self._at_b[k], b):
+            self._margins[k] = self._margins_of(k, w, b)
+            self._at_w[:, k], self._at_b[k] = w, b
         return self._margins[k]
 
     def _margins_of(self, k: int, w: Tensor, b: Tensor, slots: Tensor | None = None) -> Tensor:
@@ -283,10 +284,22 @@ class ActiveSetSolver:
         q = self.rows.q if slots is None else self.rows.q[slots]
         return hinge.scores(q, (w * self.scale.step)[:, None], b[None])[:, 0] * self.signs(k, slots)
 
-    def fitted(self, k: int) -> bool:
-        """True for a class with samples of both signs and an active set that is not empty."""
-        self.weights()
-        return self.states[k].fitted and bool(self._active[k].any())
+    def _margins_near(self, k: int, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Margins (n,) by weights, of which only those near 1 are computed, and bounds (n,) on the drift of the others.
+
+        With the weights moved by d and d_b from those of the cache, no margin moved by more than |q_i| |d| + |d_b|.
+        """
+        rows, at_w, at_b = self.rows, self._at_w[:, k], self._at_b[k]
+        length, shift = float((w - at_w).norm()) * self.scale.step, abs(float(b - at_b))
+        rounding = self._rounding(w, b) + self._rounding(at_w, at_b)
+        drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * rounding
+        near = torch.nonzero((self._margins[k] - 1.0).abs() <= drift)[:, 0]
+        # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
+        if len(near) * 8 > rows.n:
+            return self._margins_at(k, w, b), torch.zeros_like(drift)
+        margins = self._margins[k].clone()
+        margins[near], drift[near] = self._margins_of(k, w, b, near), 0.0
+        return margins, drift
 
     def whitened(self, k: int) -> Whitened:
         """The system of a class on its active set, whitened, up to date."""
@@ -303,16 +316,8 @@ class ActiveSetSolver:
         labels = self.rows.labels if slots is None else self.rows.labels[slots]
         return torch.where(labels == k, 1.0, -1.0).to(torch.float64)
 
-    def with_class_weights(self, weights: Tensor) -> ActiveSetSolver:
-        """A solver of the same rows with other class weights (K,), which starts from the active sets of this one."""
-        return self._restarted(replace(self.options, class_weight=weights))
-
-    def solved_anew(self) -> Tensor:
-        """w (J, K) from the sums over the active sets: what ``restart`` and a read give."""
-        return self._restarted(self.options).weights()[0]
-
-    def _restarted(self, options: SolverOptions) -> ActiveSetSolver:
-        """A solver of the same rows that starts from the active sets of this one."""
+    def restarted(self, options: SolverOptions) -> ActiveSetSolver:
+        """A solver of the same rows that starts from the active sets of this one, with sums over them."""
         self.weights()
         out = copy.copy(self)
         out.options = options
@@ -371,68 +376,14 @@ class ActiveSetSolver:
         return state.touched
 
     def _errors(self, k: int) -> Tensor:
-        """Bounds (n,) on the errors of margins by the weights in use, also of rows that came since the last proof."""
-        rows, known, state = self.rows, ~self._fresh, self.states[k]
-        if state.error is None:  # the weights come from a file
+        """Bounds (n,) on the errors of margins by the weights in use."""
+        state, w, b = self.states[k], self.w[:, k], self.b[k]
+        if state.proof is None:  # the weights come from a file
             slots = torch.nonzero(self._active[k])[:, 0]
             weight = self.row_weights()[slots]
-            mu = weight @ self.scale.rows(rows.q[slots]) / weight.sum()
-            state.error = float(self._bound(k, self.scale, mu, self._active[k], self.w[:, k], self.b[k])[known].amax())
-        longest = self.lengths[known].amax() if bool(known.any()) else self.lengths.new_zeros(())
-        return state.error * (self.lengths / longest).clamp(min=1.0)  # errors grow with the lengths of the rows at most
-
-    # -- small changes -------------------------------------------------------------------------------------------------
-
-    def _update(self, k: int) -> bool:
-        """Bring a class up to date after a small change, and prove its active set; False where a search has to be made.
-
-        Margins are kept from the last search. With the weights moved since by d and d_b, none moved by more than its *drift*
-        |q_i| |d| + |d_b|: only samples that close to 1 are computed. The active set is proven when each of these is further
-        from 1 than its error bound, and each of the others than drift and bound together.
-        """
-        state, rows, scale = self.states[k], self.rows, self.scale
-        if not state.fitted or state.solution is None or scale.standard is not None:
-            return False
-        active, kept = self._active[k].clone(), (self._margins[k] - 1.0).abs()
-        old_error = self._rounding(scale, self._at_w[:, k], self._at_b[k])
-        # 4: full Newton steps in which only margins near 1 are computed; then a search with a line search
-        for _ in range(4):
-            solution = state.solution
-            if solution is None:
-                return False
-            try:
-                solution.take_in()
-            except TooInaccurate:
-                state.solution = None
-                return False
-            w, b = (part[..., 0] for part in scale.weights(solution.w, solution.beta, solution.mu))
-            error = self._rounding(scale, w, b)
-            length, shift = float((w - self._at_w[:, k]).norm()) * scale.step, abs(float(b - self._at_b[k]))
-            drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
-            turned = (self._margins[k] < 1.0) != active  # by an earlier pass of this loop
-            near = torch.nonzero((kept <= drift) | turned)[:, 0]
-            # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
-            if len(near) * 8 > rows.n:
-                self._margins[k] = self._margins_of(k, w, b)
-                self._at_w[:, k], self._at_b[k] = w, b
-                kept, old_error, drift = (self._margins[k] - 1.0).abs(), error, 4 * error
-                near = torch.nonzero((kept <= drift) | ((self._margins[k] < 1.0) != active))[:, 0]
-            margins = self._margins_of(k, w, b, near)
-            turns = near[(margins < 1.0) != active[near]]
-            if not len(turns):
-                bound = self._bound(k, scale, solution.mu, active, w, b)
-                far = (self._margins[k] - 1.0).abs() > drift + bound
-                far[near] = (margins - 1.0).abs() > bound[near]
-                if not bool(far.all()) or float(bound.max()) > LARGEST_MARGIN_ERROR:
-                    return False
-                state.touched, state.error = False, float(bound.max())
-                self.w[:, k], self.b[k] = w, b
-                return True
-            active[turns] = ~active[turns]
-            copies = torch.where(active[turns], rows.copies[turns], -rows.copies[turns])
-            state.solution = self._queue(solution, k, turns, copies)
-            self._active[k] = active
-        return False
+            mu = weight @ self.scale.rows(self.rows.q[slots]) / weight.sum()
+            state.proof = self._proof(k, mu, self._active[k] & ~self._fresh, w, b)
+        return self._bounds(state.proof, w, b)
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -450,48 +401,52 @@ class ActiveSetSolver:
             signs = torch.stack([self.signs(k) for k in part], 1)
             point = HingeDescent(total, self.scale, signs, weight[:, None].expand_as(signs), self.small).start()
             for c, k in enumerate(part):
-                w, margins = point.w[: self.scale.width(rows.in_features), c].clone(), point.margins[:, c].clone()
-                out[k] = Position(w, margins, float(w @ w + hinge.loss(margins, weight)))
+                out[k] = self._at(point.w[: self.scale.width(rows.in_features), c].clone(), point.margins[:, c].clone())
         return out
 
     def _search(self, k: int, start: Position | None) -> None:
         """Find and prove the active set of a class by Newton's method, from a position or from where the class is."""
-        weight = self.row_weights()
         if start is not None:
-            s = Search(k, start.margins < 1.0, None, start, self.scale)
+            s = Search(k, start.margins < 1.0, None, self.scale, start)
         else:
-            s = Search(k, self._active[k].clone(), self.states[k].solution, self._position(k, weight), self.scale)
+            s = Search(k, self._active[k].clone(), self.states[k].solution, self.scale)
         for rounds in range(MAX_NEWTON_ROUNDS):
             self._solve(s)
             assert s.solution is not None
             w, b = (part[..., 0] for part in s.scale.weights(s.solution.w, s.solution.beta, s.solution.mu))
-            margins = self._margins_of(k, w, b)
-            # 20: rounds after which the search goes down a ladder of rho: at a small rho, nearly separable samples make it
-            # take short steps. 1e6: the first rho of the ladder, where the problem is close to plain ridge regression.
-            if rounds == 20 and not s.proving:
-                s.sums = s.sums or self._sums(k, s.active)
-                self._change_rho(s, self.options.rho * 1e6, weight)
-            elif not self._advance(s, margins, weight):
-                bound = self._bound(k, s.scale, s.solution.mu, s.active, w, b)
-                exact = self._prove(s, w, b, margins, bound)
-                if exact is not None:
-                    self._at_w[:, k], self._at_b[k], self._margins[k], self._active[k] = w, b, margins, s.active
-                    self.w[:, k], self.b[k] = exact
-                    self.states[k] = ClassState(s.solution, True, False, float(bound.max()))
-                    return
+            # 4: full Newton steps after a small change; then come steps with a line search, which needs all margins
+            if rounds < 4 and s.sums is None and not s.proofs:
+                margins, drift = self._margins_near(k, w, b)
+                if not torch.equal(margins < 1.0, s.active):
+                    self._change_set(s, margins < 1.0)
+                    continue
+            else:
+                margins = self._margins_at(k, w, b)
+                drift = torch.zeros_like(margins)
+                # 20: rounds after which the search goes down a ladder of rho: at a small rho, nearly separable samples make
+                # it take short steps. 1e6: the first rho of the ladder, where the problem is close to plain ridge regression.
+                if rounds == 20 and not s.proving:
+                    self._change_rho(s, self.options.rho * 1e6)
+                    continue
+                if self._advance(s, margins):
+                    continue
+            if self._prove(s, w, b, margins, drift):
+                return
         raise ConvergenceError(
             f"the active set of class {k} was not found in {MAX_NEWTON_ROUNDS} rounds: use a larger rho, or scale the "
             "features. The samples are still held."
         )
 
-    def _position(self, k: int, weight: Tensor) -> Position:
+    def _position(self, k: int) -> Position:
         """Where a class is."""
         scale, w, b = self.scale, self.w[:, k], self.b[k]
-        margins = self._margins_now(k).clone()
         if scale.standard is not None and scale.intercept == "none":  # another mean, another intercept
-            margins = self._margins_of(k, w, -(scale.standard.centre.mean * scale.step) @ w)
-        point = scale.point(w, b)
-        return Position(point, margins, float(point @ point + hinge.loss(margins, weight)))
+            b = -(scale.standard.centre.mean * scale.step) @ w
+        return self._at(scale.point(w, b), self._margins_of(k, w, b))
+
+    def _at(self, w: Tensor, margins: Tensor) -> Position:
+        """A position. w: (D,), w'; margins: (n,)."""
+        return Position(w, margins, float(w @ w + hinge.loss(margins, self.row_weights())))
 
     def _solve(self, s: Search) -> None:
         """Bring the solution of a search to its active set."""
@@ -516,49 +471,56 @@ class ActiveSetSolver:
             sums.change(torch.nonzero(active)[:, 0], 1)
         return sums
 
-    def _change_rho(self, s: Search, rho: float, weight: Tensor) -> None:
-        """Go on from the present position with another rho."""
-        w, margins = s.position.w * math.sqrt(rho / s.scale.rho), s.position.margins
-        s.position = Position(w, margins, float(w @ w + hinge.loss(margins, weight)))
-        s.scale, s.solution = replace(s.scale, rho=rho), None
+    def _advance(self, s: Search, margins: Tensor) -> bool:
+        """Go on to the lowest point in the direction of the solution; False where the objective has stopped falling.
 
-    def _advance(self, s: Search, margins: Tensor, weight: Tensor) -> bool:
-        """Go on to the next set of a search; False where the objective has stopped falling and the set is to be proven."""
+        margins: (n,), those of the solution.
+        """
         assert s.solution is not None
-        here, target, wanted = s.position, s.solution.w[:, 0], margins < 1.0
-        there = Position(target.clone(), margins, float(target @ target + hinge.loss(margins, weight)))
-        if not s.proving and not torch.equal(wanted, s.active) and not _stopped_falling(here.value, there.value):
-            step = target - here.w
-            stop = torch.lerp(here.margins, margins, LONGEST_STEP)
-            slope, curvature = float(here.w @ step), float(step @ step)
-            t = LONGEST_STEP * hinge.lowest_on_segment(
-                here.margins, stop, weight, LONGEST_STEP * slope, LONGEST_STEP**2 * curvature
-            )
-            mixed, at = torch.lerp(here.margins, margins, t), torch.lerp(here.w, target, t)
-            between = Position(at, mixed, float(at @ at + hinge.loss(mixed, weight)))
-            best = there if there.value <= between.value else between
-            if best.value < here.value and not _stopped_falling(here.value, best.value):
-                s.position = best
-                self._change_set(s, best.margins < 1.0)
-                return True
-            if not torch.equal(here.margins < 1.0, s.active):  # the set was not that of the position: no Newton step
-                self._change_set(s, here.margins < 1.0)
+        if s.proving:
+            return False
+        target = s.solution.w[:, 0]
+        if not torch.equal(margins < 1.0, s.active):
+            here = s.position or self._position(s.label)
+            step, far = target - here.w, torch.lerp(here.margins, margins, LONGEST_STEP)
+            slope, curvature = LONGEST_STEP * float(here.w @ step), LONGEST_STEP**2 * float(step @ step)
+            t = LONGEST_STEP * hinge.lowest_on_segment(here.margins, far, self.row_weights(), slope, curvature)
+            there = self._at(here.w + t * step, torch.lerp(here.margins, margins, t))
+            # 1e-13: least relative decrease of the objective, a thousand roundings
+            falls = there.value < here.value * (1.0 - 1e-13)
+            s.position = there if falls else here
+            if falls or not torch.equal(here.margins < 1.0, s.active):  # else the set is that of the position
+                self._change_set(s, s.position.margins < 1.0)
                 return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
-            s.position = there
+            s.position = self._at(target.clone(), margins.clone())
             # 100: each rung of the ladder divides rho by this
-            self._change_rho(s, max(self.options.rho, s.scale.rho / 100), weight)
+            self._change_rho(s, max(self.options.rho, s.scale.rho / 100))
             return True
         s.proving = True
         return False
 
-    def _prove(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, bound: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The weights w (J,) and b () if the active set is proven to be theirs; else None, and the set is changed."""
-        wanted = margins < 1.0
-        if s.sums is None and float(bound.max()) > LARGEST_MARGIN_ERROR:
-            s.solution = None  # updates have cost it digits: it is solved from sums
-            return None
-        near = torch.nonzero(~((margins - 1.0).abs() > bound))[:, 0]
+    def _change_rho(self, s: Search, rho: float) -> None:
+        """Go on from the present position with another rho."""
+        here = s.position or self._position(s.label)
+        s.position = self._at(here.w * math.sqrt(rho / s.scale.rho), here.margins)
+        s.sums = s.sums or self._sums(s.label, s.active)
+        s.scale, s.solution = replace(s.scale, rho=rho), None
+
+    def _prove(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, drift: Tensor) -> bool:
+        """Take over weights w (J,) and b () if the active set is proven to be theirs; else False, and the set is changed.
+
+        margins: (n,), each of which is off by its drift (n,) at most, and by rounding.
+        """
+        assert s.solution is not None
+        k, wanted = s.label, margins < 1.0
+        proof = self._proof(k, s.solution.mu, s.active, w, b)
+        bounds = self._bounds(proof, w, b)
+        # 1e-5: largest bound at which updated weights are used: beyond it, updates have cost digits, and sums are solved
+        if s.sums is None and float(bounds.max()) > 1e-5:
+            s.solution = None
+            return False
+        near = torch.nonzero(~((margins - 1.0).abs() > drift + bounds))[:, 0]
         if (len(near) or not s.sound) and bool(s.active.any()):
             exact = self._refined(s)
             wanted[near] = exact.sides(near)
@@ -566,7 +528,9 @@ class ActiveSetSolver:
                 w, b = exact.weights()
         differs = torch.nonzero(wanted != s.active)[:, 0]
         if not len(differs):
-            return w, b
+            self._active[k], self.w[:, k], self.b[k] = s.active, w, b
+            self.states[k] = ClassState(s.solution, True, False, proof)
+            return True
         s.proofs += 1
         # 8: proofs after which all samples change sides at once; then one at a time, which cannot cycle (Murty's rule: the
         # first one, in an order that does not depend on the history)
@@ -575,17 +539,17 @@ class ActiveSetSolver:
             wanted = s.active.clone()
             wanted[first] = ~wanted[first]
         self._change_set(s, wanted)
-        return None
+        return False
 
     def _refined(self, s: Search) -> ExactRefinement:
         """The solution of a search, exact."""
-        out = ExactRefinement(self.rows, self.groups, s.scale, s.label, s.active)
+        out = ExactRefinement(self.rows, self.groups, self.scale, s.label, s.active)
         assert s.solution is not None
         try:
             out.refine(s.solution)
         except ConvergenceError:  # sums, or updates, have cost the solution its digits
             s.sums = s.sums or self._sums(s.label, s.active)
-            s.solution, _ = s.sums.solve(s.scale, self.small, s.active, by_rows=True)
+            s.solution, _ = s.sums.solve(self.scale, self.small, s.active, by_rows=True)
             out.refine(s.solution)
         return out
 
@@ -607,33 +571,32 @@ class ActiveSetSolver:
 
     # -- bounds --------------------------------------------------------------------------------------------------------
 
-    def _rounding(self, scale: RowScale, w: Tensor, b: Tensor) -> Tensor:
+    def _rounding(self, w: Tensor, b: Tensor) -> Tensor:
         """Bounds on the rounding of the margins computed with weights (n,)."""
-        J, lengths = self.rows.in_features, self.lengths
+        J, lengths, scale = self.rows.in_features, self.lengths, self.scale
         if scale.offset is not None:  # b holds the product of w with the mean, rounded too
             lengths = lengths + 2 * scale.offset.norm()
         return hinge.rounding_bound(lengths, J, float(scale.point(w, b)[:J].norm()), float(b))
 
-    def _bound(self, k: int, scale: RowScale, mu: Tensor, active: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        """Bounds (n,) on how far computed margins are from those of the minimum on an active set, all rounding included.
+    def _bounds(self, proof: Proof, w: Tensor, b: Tensor) -> Tensor:
+        """Bounds (n,) on how far margins computed with weights are from those of the minimum, rounding included."""
+        bounds = (self.lengths + proof.reach) * proof.size + proof.size_b + self._rounding(w, b)
+        return bounds * BOUND_ROUNDING_FACTOR
 
-        By |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`: (|v| + reach) |g'| + |g_b| / n.
-        mu: (D,), the mean of the active rows, of a free intercept.
+    def _proof(self, k: int, mu: Tensor, active: Tensor, w: Tensor, b: Tensor) -> Proof:
+        """By |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`, rounding included.
+
+        mu: (D,), the mean of the active rows, of a free intercept; active: (n,).
         """
-        rows, J, eps = self.rows, self.rows.in_features, hinge.FLOAT64_EPS
-        slots, lengths, error, point = (
-            torch.nonzero(active)[:, 0],
-            self.lengths,
-            self._rounding(scale, w, b),
-            scale.point(w, b),
-        )
+        rows, J, scale, eps = self.rows, self.rows.in_features, self.scale, hinge.FLOAT64_EPS
+        slots, point = torch.nonzero(active)[:, 0], scale.point(w, b)
         weight, signs = self.groups.by_row(rows.labels[slots]) * rows.copies[slots], self.signs(k, slots)[:, None]
         found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
         g = scale.centred(found.gradient, found.gradient_b)[:, 0] + point[:J]
         g_b, total = float(found.gradient_b[0]), float(weight.sum())
-        part = error[slots] + (len(slots) + 8) * eps * (found.scores - signs)[:, 0].abs()
+        part = self._rounding(w, b)[slots] + (len(slots) + 8) * eps * (found.scores - signs)[:, 0].abs()
         rounding_b = float(weight @ part) + 4 * eps * abs(g_b)
-        rounding = float(weight @ (lengths[slots] * part)) + 16 * eps * float(point[:J].norm())
+        rounding = float(weight @ (self.lengths[slots] * part)) + 16 * eps * float(point[:J].norm())
         if scale.offset is not None:
             rounding += float(scale.offset.norm()) * rounding_b
         size, size_b = float(g.norm()) + rounding, 0.0
@@ -642,7 +605,7 @@ class ActiveSetSolver:
         elif scale.intercept == "free" and total:
             size = float((g - mu * g_b).norm()) + rounding + float(mu.norm()) * rounding_b
             size_b = (abs(g_b) + rounding_b) / total
-        return ((lengths + scale.reach(mu)) * size + size_b + error) * BOUND_ROUNDING_FACTOR
+        return Proof(scale.reach(mu), size, size_b)
 
     # -- parts, for files and copies -----------------------------------------------------------------------------------
 
@@ -669,8 +632,3 @@ class ActiveSetSolver:
         for state_, count in zip(self.states, counts, strict=True):
             state_.fitted, state_.touched = 0 < count < sum(counts), False
         self._current = True
-
-
-def _stopped_falling(before: float, after: float) -> bool:
-    """True when the objective has stopped changing as far as float64 can tell."""
-    return abs(before - after) <= LEAST_RELATIVE_DECREASE * abs(before)

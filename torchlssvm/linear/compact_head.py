@@ -7,17 +7,17 @@ matrix that is factored is the symmetric T and not the paper's S.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
-from torchlssvm.functional import checks, cost, theorem1
+from torchlssvm.functional import checks, cost
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.modes import atomically
-from torchlssvm.functional.system import factor_
 from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.solution import NotPositiveDefinite, Solution
 from torchlssvm.linear.solvers import real_targets
 from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, joint_changes
 
@@ -25,16 +25,6 @@ FORMAT = 1
 """Format of a saved head; files with another number are refused."""
 
 _SAME_COUNT = 1e-9  # a sum of weights of about 1 that is below this is rounding
-
-
-class _State(NamedTuple):
-    """w (D, K), the mean row (D,) and mean target (K,) for a free intercept, C (D, D), and the total weight n."""
-
-    w: Tensor
-    mean: Tensor
-    target: Tensor
-    C: Tensor
-    n: Tensor
 
 
 class CompactLSSVMHead(nn.Module):
@@ -119,12 +109,14 @@ class CompactLSSVMHead(nn.Module):
     @exclusive
     def rho(self, value: float) -> None:
         value = checks.positive(value, "rho")
-        s = self._state()
-        c, Q = torch.linalg.eigh(s.C)
-        a = self._rho / (1 - c).clamp(min=torch.finfo(c.dtype).tiny)  # eigenvalues of A
-        moved = a - self._rho + value
-        w = Q @ ((a / moved)[:, None] * (Q.mT @ s.w))
-        self._swap(s._replace(w=w, C=(Q * (1 - value / moved)) @ Q.mT), self.counts, value)
+        s, before = self._solution(), self._rho
+        p, Q = torch.linalg.eigh(s.inverse())
+        p = p.clamp(min=torch.finfo(p.dtype).tiny)  # A has the eigenvalues rho / p
+        shrunk = before / (before + (value - before) * p)
+        root = (value / before) ** 0.5
+        w, P = Q @ (shrunk[:, None] * (Q.mT @ s.w)) * root, (Q * (p * shrunk * (value / before))) @ Q.mT
+        s.set_base(w, s.beta, s.mu / root, s.n, P=P)
+        self._swap(s, self.counts, self.total, value)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
@@ -142,10 +134,10 @@ class CompactLSSVMHead(nn.Module):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y - (y - f(x)) / (1 - h). Arguments as added."""
         batch = self._check(x, y, weight)
-        rows, targets, d, s = self._rows(batch), real_targets(batch, self.num_classes), _weights(batch), self._state()
-        centred = rows - s.mean
-        h = d * ((centred @ self.P * centred).sum(1) / self.rho + (1 / self.n if self.intercept == "free" else 0.0))
-        return targets - (targets - (centred @ s.w + s.target)) / (1 - h)[:, None]
+        targets = real_targets(batch, self.num_classes)
+        return (
+            targets - (targets - (batch.x.to(torch.float64) @ self.w + self.b)) / (1 - self._leverages(batch))[:, None]
+        )
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -168,12 +160,10 @@ class CompactLSSVMHead(nn.Module):
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None) -> Self:
         """Give samples held new labels or targets: C stays, and w moves by A^-1 sum phi (y_new - y_old)."""
         old, new = self._check(x, y_old, weight), self._check(x, y_new, weight)
-        counts = self._counts_after([(old, -1), (new, 1)])
-        s, d = self._state(), _weights(old)[:, None]
+        counts, s, d = self._counts_after([(old, -1), (new, 1)]), self._solution(), _weights(old)[:, None]
         dy = d * (real_targets(new, self.num_classes) - real_targets(old, self.num_classes))
-        w = s.w + self.P @ ((self._rows(old) - s.mean).mT @ dy) / self.rho
-        target = s.target + dy.sum(0) / self.n if self.intercept == "free" else s.target
-        self._swap(s._replace(w=w, target=target), counts)
+        s.shift_targets(self._rows(old) / self.rho**0.5, dy)
+        self._swap(s, counts, self.total)
         return self
 
     @exclusive
@@ -184,7 +174,7 @@ class CompactLSSVMHead(nn.Module):
     @exclusive
     def clear(self) -> None:
         """Forget all samples: the head is as new."""
-        self._swap(_State(*(torch.zeros_like(part) for part in self._state())), torch.zeros_like(self.counts))
+        self._swap(self._empty(), torch.zeros_like(self.counts), torch.zeros_like(self.total))
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None) -> Approximation:
@@ -199,7 +189,7 @@ class CompactLSSVMHead(nn.Module):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> Any:
+    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> SampleBatch:
         """A checked batch; ``ids`` and ``like`` are for heads with statistics."""
         del ids, like
         rules = BatchRules(self.in_features, self.num_classes, self.device, exact=False)
@@ -209,6 +199,12 @@ class CompactLSSVMHead(nn.Module):
         """Rows (B, D): features, with a constant one for a penalized intercept."""
         pad = (0, 1) if self.intercept == "penalized" else (0, 0)
         return nn.functional.pad(batch.x.to(torch.float64), pad, value=1.0)
+
+    def _leverages(self, batch: SampleBatch) -> Tensor:
+        """d (phi^T A^-1 phi + 1/n) (B,), which is 1 at most for samples held."""
+        rows, free = self._rows(batch), self.intercept == "free"
+        rows = rows - self.mean if free else rows
+        return _weights(batch) * ((rows @ self.P * rows).sum(1) / self.rho + (1 / self.n if free else 0.0))
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
@@ -229,64 +225,60 @@ class CompactLSSVMHead(nn.Module):
         removes = any(sign < 0 for _, sign in changes)
         if removes and (not self.n or n < -_SAME_COUNT):
             raise checks.removal_error(f"only {self.n:g} samples are held")
-        counts, state, rows = self._counts_after(changes), self._state(), cost.batch_size(self.in_features)
-        parts = [(self._rows(b), real_targets(b, self.num_classes), sign * _weights(b)) for b, sign in changes]
-        last = removes and abs(n) < _SAME_COUNT
-        if last:  # without samples there is no mean to update: their leverage alone tells whether they can be the last
-            state = self._without_last(state, parts)
-        elif not self.n and not removes and len(parts[0][0]) > rows:
-            state = _trained(self._rho, self.intercept == "free", *parts[0])
-        elif sum(len(d) for _, _, d in parts) <= rows:
-            state = self._updated(state, *(torch.cat(column) for column in zip(*parts, strict=True)))
+        counts, solution, size = self._counts_after(changes), self._solution(), cost.batch_size(self.in_features)
+        if (
+            removes and abs(n) < _SAME_COUNT
+        ):  # without samples there is no mean to update: their leverage alone can tell
+            if len(changes) == 1 and bool(self._leverages(changes[0][0]).amax() > 1 + 1e-6):
+                raise checks.removal_error("the last samples held are others")
+            solution, n = self._empty(), 0.0
         else:
-            for part in parts:
-                for at in range(0, len(part[2]), rows):
-                    state = self._updated(state, *(column[at : at + rows] for column in part))
-        self._swap(state, counts)
+            for batch, sign in changes:
+                y, d = real_targets(batch, self.num_classes), sign * _weights(batch)
+                rows = self._rows(batch) / self.rho**0.5
+                if solution.empty and not removes and len(rows) > size:
+                    _train(solution, rows, y, d)
+                    continue
+                for part in zip(rows.split(size), y.split(size), d.split(size), strict=True):
+                    if solution.pending + len(part[0]) > size:
+                        self._take_in(solution)
+                    solution.append(*part, sign)
+            self._take_in(solution)
+        self._swap(solution, counts, self.total.new_tensor(n))
         return self
 
-    def _updated(self, s: _State, x: Tensor, y: Tensor, d: Tensor) -> _State:
-        """Theorem 1. x: (L, D); y: (L, K); d: (L,) signed weights, additions first."""
-        free, n = self.intercept == "free", float(s.n)
-        mean, target = (d @ x / d.sum(), d @ y / d.sum()) if free and not n else (s.mean, s.target)
-        X = x - mean
-        U = (X - X @ s.C) / self._rho  # A^-1 phi = P phi / rho
-        G = X @ U.mT + (1 / n if free and n else 0.0)
-        change = theorem1.factor_change(G, d, int((d > 0).sum()))
-        if bool(change.info != 0):
-            raise checks.removal_error("without these samples the system would not be positive definite")
-        (Za, Zr), (ra, rr) = theorem1.halves(change, U), theorem1.halves(change, X @ s.w + target - y)
-        w = s.w - Za.mT @ ra + Zr.mT @ rr
-        if free and n:  # the intercept is one more coordinate, with the matrix n and the column of ones
-            one, minus_one = theorem1.halves(change, torch.ones_like(d)[:, None])
-            step = d @ X / (n + d.sum())
-            target = target - (ra.mT @ one - rr.mT @ minus_one)[:, 0] / n + step @ w
-            mean = mean + step
-        return _State(w, mean, target, s.C + self._rho * (Za.mT @ Za - Zr.mT @ Zr), s.n + d.sum())
+    def _take_in(self, solution: Solution) -> None:
+        """Take in the rows that are pending."""
+        try:
+            solution.take_in()
+        except NotPositiveDefinite as error:
+            raise checks.removal_error("without these samples the system would not be positive definite") from error
+        solution.inverse()
 
-    def _without_last(self, s: _State, parts: list[tuple[Tensor, Tensor, Tensor]]) -> _State:
-        """The empty state; RemovalError if one of the last samples has a leverage above one, which no sample held can have."""
-        for x, _, d in parts:
-            X = (x - s.mean) * d.abs().sqrt()[:, None]
-            if len(parts) == 1 and bool(((X - X @ s.C) * X).sum(1).amax() > self._rho * (1 + 1e-6)):
-                raise checks.removal_error("the last samples held are others")
-        return _State(*(torch.zeros_like(part) for part in s))
+    def _empty(self) -> Solution:
+        """The solution without samples."""
+        return Solution(len(self.C), self.num_classes, self.intercept == "free", self.device)
 
-    def _state(self) -> _State:
-        """The state in the coordinates of Theorem 1: a penalized intercept is the last row of w."""
+    def _solution(self) -> Solution:
+        """The state as a solution, which Theorem 1 changes: a penalized intercept is the last row of w."""
+        root, out = self._rho**0.5, self._empty()
+        if not self.n:
+            return out
         if self.intercept == "penalized":
-            w = torch.cat([self.w, self.b[None]])
-            return _State(w, w.new_zeros(len(w)), torch.zeros_like(self.b), self.C, self.total)
-        return _State(self.w, self.mean, self.b + self.mean @ self.w, self.C, self.total)
+            out.set_base(torch.cat([self.w, self.b[None]]) * root, out.beta, out.mu, 1.0, P=self.P)
+        else:
+            target, n = self.b + self.mean @ self.w, self.n if self.intercept == "free" else 1.0
+            out.set_base(self.w * root, target, self.mean / root, n, P=self.P)
+        return out
 
     @atomically
-    def _swap(self, s: _State, counts: Tensor, rho: float | None = None) -> None:
+    def _swap(self, s: Solution, counts: Tensor, total: Tensor, rho: float | None = None) -> None:
         """Take over a state that was built aside."""
-        w, b = s.w, s.target - s.mean @ s.w
-        if self.intercept == "penalized":
-            w, b = s.w[:-1], s.w[-1]
         self._rho = self._rho if rho is None else rho
-        new = {"w": w, "b": b, "C": s.C, "mean": s.mean[: self.in_features], "counts": counts, "total": s.n}
+        w, mean = s.w / self._rho**0.5, s.mu[: self.in_features] * self._rho**0.5
+        b = s.beta - mean @ w if self.intercept != "penalized" else w[-1]
+        C = torch.eye(s.D, dtype=torch.float64, device=self.device) - s.inverse()
+        new = {"w": w[: self.in_features], "b": b, "C": C, "mean": mean, "counts": counts, "total": total}
         for name, value in new.items():
             self._buffers[name].copy_(value)  # type: ignore[union-attr]  # in place: others may hold the buffer
 
@@ -336,14 +328,14 @@ def _weights(batch: SampleBatch) -> Tensor:
     return torch.ones(len(batch), dtype=torch.float64, device=batch.x.device) if batch.mult is None else batch.mult
 
 
-def _trained(rho: float, free: bool, x: Tensor, y: Tensor, d: Tensor) -> _State:
-    """The initial training: one solve. x: (n, D); y: (n, K); d: (n,)."""
-    mean, target = (d @ x / d.sum(), d @ y / d.sum()) if free else (torch.zeros_like(x[0]), torch.zeros_like(y[0]))
-    weighted = (x - mean) * d[:, None]
-    A = weighted.mT @ (x - mean)
-    A.diagonal().add_(rho)
-    factor = factor_(A, len(A))
-    w = factor.solve((y - target).mT @ weighted).mT
-    C = factor.inverse().mul_(-rho)
-    C.diagonal().add_(1.0)
-    return _State(w, mean, target, C, d.sum())
+def _train(solution: Solution, V: Tensor, y: Tensor, d: Tensor) -> None:
+    """The initial training: one solve. V: (n, D); y: (n, K); d: (n,)."""
+    n, mu, beta = 1.0, solution.mu, solution.beta
+    if solution.centred:
+        n, mu, beta = float(d.sum()), d @ V / d.sum(), d @ y / d.sum()
+    weighted = (V - mu) * d[:, None]
+    B = weighted.mT @ (V - mu)
+    B.diagonal().add_(1.0)
+    L = torch.linalg.cholesky(B)
+    w, P = torch.cholesky_solve(weighted.mT @ (y - beta), L), torch.cholesky_inverse(L)
+    solution.set_base(w, beta, mu, n, P=P)

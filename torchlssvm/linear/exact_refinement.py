@@ -31,10 +31,6 @@ from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
-UNIT_TIE_WIDTH = 1e-10
-"""Largest distance of a tie from 1 among samples whose squared length is 1 ridge; where it is s ridges, this over s^3, so that
-residuals of the order 1/s and 1/s^2, which matter to other samples, are not ties."""
-
 LARGEST_GRADIENT = 1e150
 """Norm of the gradient at which the corrections count as divergent: its square is still finite in float64."""
 
@@ -62,9 +58,7 @@ class ExactRefinement:
         self.rows, self.scale, self.label = rows, scale, label
         self.slots = torch.nonzero(active)[:, 0]
         rho, step, standard = Fraction(scale.rho), Fraction(scale.step), scale.standard
-        squares = (
-            [1 / step**2] * rows.in_features if standard is None else standard.exact_squares(_column_squares(rows))
-        )
+        squares = [1 / step**2] * rows.in_features if standard is None else standard.exact_squares()
         values = [Fraction(v) for v in groups.values]
         fractions = {rho, *(rho * v for v in set(squares)), *values}
         self.denominator = math.lcm(*(v.denominator for v in fractions))
@@ -88,8 +82,9 @@ class ExactRefinement:
         self.spread = float(weight @ lengths.square())
         finest = float(torch.as_tensor(scale.factor).min())
         growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)
-        # 1e-30: largest distance from 1 at which a margin counts as 1 (a tie), unless UNIT_TIE_WIDTH asks for less
-        self.tie = min(1e-30, UNIT_TIE_WIDTH / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
+        # 1e-30: largest distance from 1 at which a margin counts as 1 (a tie). Among samples whose squared length is s ridges
+        # it is below 1e-10 / s^3, so that residuals of the order 1/s and 1/s^2, which matter to other samples, are not ties.
+        self.tie = min(1e-30, 1e-10 / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
         # 176: binary places of the point, at least: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin
         # 16: binary places beyond those that rounding of the point takes on its way to a margin
         self.bits = max(176, math.ceil(math.log2(min(growth, LARGEST_GRADIENT)) - math.log2(self.tie)) + 16)
@@ -217,15 +212,6 @@ class ExactRefinement:
             change, db = step * scale.factor, self._gb / weight - float(self._mean(solution) @ step)
         db_integer = int(to_integers(torch.tensor([db], dtype=torch.float64), self.bits)[0])
         return W - to_integers(change.cpu(), self.bits), B - db_integer
-
-
-def _column_squares(rows: GridRows) -> list[int]:
-    """Sums of q^2 over all rows and copies (J,)."""
-    total = torch.zeros(rows.in_features, dtype=torch.int64, device=rows.device)
-    for a in range(0, rows.n, BLOCK_TERMS):
-        q, copies = rows.q[a : a + BLOCK_TERMS].to(torch.int64), rows.copies[a : a + BLOCK_TERMS].to(torch.int64)
-        total += (q * q * copies[:, None]).sum(0)
-    return [int(v) for v in total.tolist()]
 
 
 def to_integers(values: Tensor, exponent: int) -> Integers:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,28 +15,18 @@ from torch import Tensor
 
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
 
 ROW_HASH_BYTES = 16
 """Bytes of a row's hash in the index; rows with equal hashes are compared number by number."""
 
-HEAVIEST_ROW = 2**52
-"""Copies of a row times its largest square: past this one row's products would not be exact in float64."""
-
 
 @dataclass
 class RowChange:
-    """A checked change, ready to be made: numbers of copies that differ, and rows that are new.
+    """A checked change, ready to be made: places of rows held (c,) and the copies added or removed there; and new rows.
 
-    Attributes:
-        slots: (c,) places of rows held.
-        copies: (c,) copies added or removed there.
-        q: (m, J) new rows, int32.
-        labels: (m,) of the new rows.
-        counts: (m,) copies of the new rows.
-        keys: of the new rows.
+    These are q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
     """
 
     slots: Tensor
@@ -97,11 +87,6 @@ class GridRows:
         """Largest magnitudes of the rows (n,), in steps."""
         return self._peaks[: self.n]
 
-    @property
-    def capacity(self) -> int:
-        """Rows that fit without moving to a larger array."""
-        return len(self._q)
-
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def plan(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
@@ -109,24 +94,17 @@ class GridRows:
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
         for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of rows held before
-            if not len(batch):
-                continue
-            assert batch.labels is not None
-            grid = batch.choices.grid
-            assert grid is not None
-            q = integer_rows(batch, grid)
-            labels = batch.labels.tolist()
             counts = [1] * len(batch) if batch.mult is None else [int(v) for v in batch.mult.tolist()]
-            for i, (label, count) in enumerate(zip(labels, counts, strict=True)):
-                key = self._key(q[i], label)
+            for i, ((row, label, key), count) in enumerate(zip(self._keyed(batch), counts, strict=True)):
                 net[key] = net.get(key, 0) + sign * count
                 if sign > 0:
-                    source.setdefault(key, (q[i], label))
+                    source.setdefault(key, (row, label))
                     continue
                 slot = self._where.get(key)
-                held = 0 if slot is None or not np.array_equal(self._row(slot), q[i]) else int(self._copies[slot])
-                if slot is None or held < -net[key]:
-                    raise self._refusal(q[i], label, i, held, -net[key])
+                same = slot is not None and np.array_equal(self._q[slot].cpu().numpy(), row)
+                held = int(self._copies[slot]) if same else 0
+                if held < -net[key]:
+                    raise self._refusal(row, label, i, held, -net[key])
         slots = [(self._where[key], delta) for key, delta in net.items() if delta and key in self._where]
         new = [(key, delta) for key, delta in net.items() if delta and key not in self._where]
         q_new = np.stack([source[k][0] for k, _ in new]) if new else np.zeros((0, self.in_features), np.int32)
@@ -166,7 +144,7 @@ class GridRows:
 
     def reserve(self, m: int) -> None:
         """Make room for m more rows."""
-        if self.n + m <= self.capacity:
+        if self.n + m <= len(self._q):
             return
         room = max(self.n + m, 2 * self.n if self.n > 64 else 64) if self.n else self.n + m
         grown = []
@@ -196,16 +174,11 @@ class GridRows:
 
     def find(self, batch: SampleBatch) -> Tensor:
         """Places of the rows of a checked batch (B,); RemovalError, naming the first, if one is not held."""
-        if not len(batch):
-            return torch.zeros(0, dtype=torch.int64, device=self.device)
-        assert batch.labels is not None
-        assert batch.choices.grid is not None
-        q, out = integer_rows(batch, batch.choices.grid), []
-        for i, label in enumerate(batch.labels.tolist()):
-            slot = self._where.get(self._key(q[i], label))
-            if slot is None:
-                raise self._refusal(q[i], label, i, 0, 1)
-            out.append(slot)
+        out = []
+        for i, (row, label, key) in enumerate(self._keyed(batch)):
+            if key not in self._where:
+                raise self._refusal(row, label, i, 0, 1)
+            out.append(self._where[key])
         return torch.tensor(out, dtype=torch.int64, device=self.device)
 
     def folds(self, count: int) -> Tensor:
@@ -256,21 +229,15 @@ class GridRows:
         self.clear()
         self._append(change)
 
-    def copy(self) -> GridRows:
+    def copy(self, device: torch.device | None = None) -> GridRows:
         """The same rows in memory, in the order in which they are saved, with nothing else beside them."""
-        out = GridRows(self.in_features, self.device)
+        out = GridRows(self.in_features, device or self.device)
         out.load(self.state(), 2**62)
         return out
 
     def empty(self) -> GridRows:
         """No rows, to be kept where these are."""
         return GridRows(self.in_features, self.device, self.folder)
-
-    def to(self, device: torch.device) -> GridRows:
-        """The same rows on another device, in the order in which they are saved."""
-        out = GridRows(self.in_features, device, self.folder if device.type == "cpu" else None)
-        out.load({k: v.to(device) for k, v in self.state().items()}, 2**62)
-        return out
 
     # -- the index -----------------------------------------------------------------------------------------------------
 
@@ -279,9 +246,15 @@ class GridRows:
         total.update(label.to_bytes(8, "little", signed=True))
         return total.digest()
 
-    def _row(self, slot: int) -> NDArray[np.int32]:
-        out: NDArray[np.int32] = self._q[slot].cpu().numpy()
-        return out
+    def _keyed(self, batch: SampleBatch) -> Iterator[tuple[NDArray[np.int32], int, bytes]]:
+        """Rows of a checked batch on its grid, each with its label and key."""
+        if not len(batch):
+            return
+        assert batch.labels is not None
+        assert batch.choices.grid is not None
+        q = np.ascontiguousarray(batch.choices.grid.integers(batch.x).cpu().numpy())
+        for row, label in zip(q, batch.labels.tolist(), strict=True):
+            yield row, label, self._key(row, label)
 
     def _refusal(self, row: NDArray[np.int32], label: int, index: int, held: int, wanted: int) -> RemovalError:
         if held:
@@ -298,10 +271,10 @@ class GridRows:
         heavy = (counts * peaks**2).max(initial=0.0)
         for slot, delta in slots:
             heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))
-        if heavy > HEAVIEST_ROW:
+        if heavy > 2**52:  # copies of a row times its largest square: beyond this a product is not exact in float64
             raise GridError(
-                f"a row with its copies weighs {heavy:.3g}, past {float(HEAVIEST_ROW):.3g}, where products are no longer "
-                "exact: use a smaller weight or a coarser grid. Nothing was changed."
+                f"a row with its copies weighs {heavy:.3g}, past 2^52, where products are no longer exact: use a smaller "
+                "weight or a coarser grid. Nothing was changed."
             )
 
 
@@ -311,9 +284,3 @@ def mapped_rows(folder: str, rows: int, J: int) -> Tensor:
         os.posix_fallocate(file.fileno(), 0, rows * J * 4)  # a full disk is noticed now, not when a page is written
         whole: NDArray[np.int32] = np.memmap(file, np.int32, "r+", shape=(rows, J))
         return torch.from_numpy(whole)
-
-
-def integer_rows(batch: SampleBatch, grid: FixedPoint) -> NDArray[Any]:
-    """Rows of a checked batch on its grid (B, J), int32, on the host."""
-    out: NDArray[np.int32] = grid.integers(batch.x).cpu().numpy()
-    return np.ascontiguousarray(out)

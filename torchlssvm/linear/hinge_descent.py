@@ -17,9 +17,6 @@ from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.linear.active_sums import ActiveSums, solve_sums
 from torchlssvm.linear.row_scale import RowScale
 
-ACTIVE_SHARE = 0.25
-"""Share of the samples taken to be active in the matrix that preconditions a step; of ten classes a fifth to a third are."""
-
 LONGEST_STEP = 4.0
 """Largest multiple of a Newton step that the line search takes: with too many samples active the step itself is too short."""
 
@@ -47,9 +44,11 @@ class HingeDescent:
         self, total: ActiveSums, scale: RowScale, signs: Tensor, weight: Tensor, small: bool, order: Tensor | None = None
     ):  # fmt: skip
         self.q, self.scale, self.signs, self.weight, self.order = total.rows.q, scale, signs, weight, order
-        wider = replace(scale, rho=scale.rho / ACTIVE_SHARE)  # I + V^T V / 4 is the system of a rho four times as large
+        # 4: one sample in four is taken to be active; of ten classes a fifth to a third are. I + V^T V / 4 is the system of a
+        # rho four times as large.
+        wider = replace(scale, rho=scale.rho * 4)
         _, _, mu, n, self._factor, self._units, _ = solve_sums(total, wider, small)
-        self._mu, self._active_weight = mu * (wider.root / scale.root), n * ACTIVE_SHARE
+        self._mu, self._active_weight = mu * (wider.root / scale.root), n / 4
 
     def start(self) -> DescentPoint:
         """The lowest point in the direction of ridge regression on all rows."""

@@ -15,7 +15,6 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import GridOption, as_grid, grid_from_json, grid_to_json
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, rho_rule
@@ -175,12 +174,6 @@ class MarginHead(LinearHead):
             "grid": grid_to_json(self.statistics.requested.grid) or "auto",
             "per_class": self.statistics.per_class,
         } | self._row_options()
-
-    def points(self, x: Any) -> Tensor:
-        """Features (B, J) in steps of the grid, not rounded to it. x: (B, J)."""
-        assert self.grid is not None
-        given = checks.features(x, self.in_features, self.device).to(torch.float64)
-        return normalized(given, self.normalize) / self.grid.resolution
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -457,7 +450,7 @@ class MarginHead(LinearHead):
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
         """w as ``refresh()`` and a read would give it; the weights in use stay as they are."""
-        return (self._solver.solved_anew(),)
+        return (self._solver.restarted(self._options).weights()[0],)
 
     def _solve_afresh(self) -> None:
         self._solver.restart()
@@ -492,7 +485,7 @@ class MarginHead(LinearHead):
         return lambda: self._replace_parts(statistics, rows, solver)
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
-        statistics, rows = self.statistics.to(device), self.samples.to(device)
+        statistics, rows = self.statistics.to(device), self.samples.copy(device)
         solver = ActiveSetSolver(rows, statistics, options)
         solver.restore({k: checkpoint.moved(v, device) for k, v in self._solver.state().items()})
         self._replace_parts(statistics, rows, solver)

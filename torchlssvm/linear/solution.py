@@ -23,6 +23,10 @@ class TooInaccurate(Exception):
     """The pending removals take away most of the system: Theorem 1 would lose digits."""
 
 
+class NotPositiveDefinite(TooInaccurate):
+    """The pending removals would take away more than the system holds."""
+
+
 class Solution:
     """w (D, K), beta (K,), mu (D,) and n of the samples taken in; P, implicitly; and pending rows, not yet taken in."""
 
@@ -186,7 +190,9 @@ class Solution:
             G += 1.0 / n
         change = theorem1.factor_change(G, d, adds)
         (info,), (pivot,) = checks.to_host(change.info, change.pivot)
-        if info != 0 or pivot < self.least_pivot:
+        if info != 0:
+            raise NotPositiveDefinite
+        if pivot < self.least_pivot:
             raise TooInaccurate
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)

@@ -22,11 +22,12 @@ from torchlssvm.statistics import Statistics
 
 
 class Standardization(NamedTuple):
-    """Mean and deviation (J,) of the samples held, in steps of the grid, and the size of a step."""
+    """Mean and deviation (J,) of the samples held, in steps of the grid, the size of a step, and sums of q^2 (J,)."""
 
     centre: Centre
     deviation: Tensor
     resolution: float
+    squares: Tensor
 
     def rows(self, q: Tensor) -> Tensor:
         """Rows z (B, J). q: (B, J) float64, in steps."""
@@ -37,10 +38,10 @@ class Standardization(NamedTuple):
         w = w / (self.deviation * self.resolution)[:, None]
         return w, b - (self.centre.mean * self.resolution) @ w
 
-    def exact_squares(self, squares: list[int]) -> list[Fraction]:
-        """Squares of the deviations (J,) as fractions. squares: sums of q^2."""
+    def exact_squares(self) -> list[Fraction]:
+        """Squares of the deviations (J,) as fractions."""
         n, unit = int(self.centre.n), Fraction(1) / Fraction(self.resolution) ** 2
-        spreads = [n * s - m * m for s, m in zip(squares, self.exact_sums(), strict=True)]
+        spreads = [n * s - m * m for s, m in zip(self.squares.tolist(), self.exact_sums(), strict=True)]
         return [Fraction(v, n * n) if v else unit for v in spreads]
 
     def exact_sums(self) -> list[int]:
@@ -57,12 +58,13 @@ def standardization(stats: Statistics) -> Standardization:
     weight = n.to(torch.float64)
     c = (m.to(torch.float64) / weight).round().to(m.dtype)
     rest = m - n * c
-    about = (stats.diagonal().sum(0) - c * (m + rest)).to(torch.float64)
+    squares = stats.diagonal().sum(0)
+    about = (squares - c * (m + rest)).to(torch.float64)
     spread = about - rest.to(torch.float64).square() / weight  # n var
     floor = torch.zeros_like(spread)
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
-        floor = stats.diagonal().sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
+        floor = squares * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
     resolution = stats.grid.resolution if stats.grid else 1.0
     deviation = torch.where(spread > floor, (spread / weight).clamp(min=0.0).sqrt(), 1.0 / resolution)
-    return Standardization(Centre(c, rest.to(torch.float64), weight), deviation, resolution)
+    return Standardization(Centre(c, rest.to(torch.float64), weight), deviation, resolution, squares)

@@ -34,9 +34,11 @@ Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
-def check_question(what: str, on: str | Measure, y_val: Any) -> None:
+def check_question(what: str, on: str | Measure, y_val: Any, y_new: Any) -> None:
     """ValueError for an unknown change or measure, or one without the labels that it needs."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if (what == "relabel") != (y_new is not None):
+        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if callable(on):
         return
     checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
@@ -48,7 +50,7 @@ def influence(
     view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
-    check_question(what, on, y_val)
+    check_question(what, on, y_val, y_new)
     view.require_least_squares("influence")
     change = _change(view, x, y, what, y_new, weight, groups)
     change.check_rest(view.n)
@@ -75,8 +77,6 @@ def influence(
 
 def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any) -> SampleChange:
     samples = check_samples(view, x, y, weight, groups)
-    if (what == "relabel") != (y_new is not None):
-        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if what == "relabel":
         if samples.y.ndim == 1:
             return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
@@ -157,29 +157,22 @@ def _moves(
 
 
 def _from_nothing(problem: Problem, change: SampleChange, number: int, z: Tensor) -> Tensor:
-    """Scores (V, outputs) after a change that leaves none of the present samples of a problem as it was.
-
-    Without new samples they are 0. A free intercept alone fits the first new sample; the others join that system.
-    """
-    rows, D = change.rows(number), z.shape[1]
+    """Scores (V, outputs) after a change that leaves none of the present samples of a problem as it was: a new solve."""
+    rows, view = change.rows(number), problem.view
+    outputs = 1 if problem.pair is not None else view.num_classes
     weights = problem.class_weights(problem.counts_after(change)[number])
-    if change.new is not None:
-        rows = rows[problem.sample_weights(change.new[rows], None, change.weight[rows]) > 0]
-    outputs = 1 if problem.pair is not None else problem.view.num_classes
-    if change.new is None or not len(rows):
+    d = problem.sample_weights(None if change.new is None else change.new[rows], weights, change.weight[rows])
+    if change.new is None or not bool((d > 0).any()):
         return z.new_zeros(len(z), outputs)
-    system = Whitened(torch.eye(D).to(z), z.new_zeros(D), z.new_zeros(D, outputs), z.new_zeros(outputs), 0.0)
-    if problem.view.intercept == "free":
-        first, rows = rows[:1], rows[1:]
-        d = problem.sample_weights(change.new[first], weights, change.weight[first])
-        mu, beta = held_rows(problem.view, change.x[first])[0], problem.targets(change.new[first])[0]
-        system = system._replace(mu=mu, beta=beta, n=float(d))
-    centred = system.centred(z.clone())
-    scores = system.scores(centred)
-    if not len(rows):
-        return scores
-    move = problem.moved(system, replace(change, old=None), rows[None], weights)
-    return scores + moved_scores(system.rows(centred), move.U[0], move.T[0])
+    v, y = held_rows(view, change.x[rows]), problem.targets(change.new[rows])
+    mu, beta = z.new_zeros(z.shape[1]), z.new_zeros(outputs)
+    if view.intercept == "free":
+        mu, beta = d @ v / d.sum(), d @ y / d.sum()
+    weighted = (v - mu) * d[:, None]
+    B = weighted.mT @ (v - mu)
+    B.diagonal().add_(1.0)
+    w: Tensor = torch.linalg.solve(B, weighted.mT @ (y - beta))
+    return (z - mu) @ w + beta
 
 
 def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -24,23 +24,14 @@ if TYPE_CHECKING:
 DEFAULT_RHO_SHARES = tuple(10.0 ** (-i / 2) for i in range(9))
 """Values of rho that are tried by default, in units of the mean eigenvalue of the centred features: 1 down to 1e-4."""
 
-ENOUGH_TESTED = 2000
-"""Distinct samples that are tested at each value, with more the first folds alone: the standard error is 1 % then."""
-
-DESCENT_STEPS = 2
-"""Newton steps at each value of rho, from the weights at the one before."""
-
-GCV_REFUSAL = (
-    'method="gcv" is not for a MarginHead: generalized cross-validation needs scores that are linear in the targets, and an '
-    'active set is not. Use method="kfold" or "loo"'
-)
-"""Answer to a choice by generalized cross-validation."""
-
 
 def rho_path(head: MarginHead, rhos: Any, method: str, score: str, folds: int) -> RhoPath:
     """Errors for every value; see :meth:`torchlssvm.MarginHead.select_rho`."""
     if method == "gcv":
-        raise ValueError(GCV_REFUSAL)
+        raise ValueError(
+            'method="gcv" is not for a MarginHead: generalized cross-validation needs scores that are linear in the targets, '
+            'and an active set is not. Use method="kfold" or "loo"'
+        )
     checks.one_of(method, "method", ("kfold", "loo"))
     checks.one_of(score, "score", ("accuracy", "squared"))
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
@@ -90,7 +81,8 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     used = fold.unique().tolist()
     if len(used) < 2:
         raise ValueError(f"all samples are in one of {folds} folds: there are too few to choose by")
-    used = used[: -(-ENOUGH_TESTED * len(used) // rows.n)]
+    # 2000: distinct samples tested at each value; with more, the first folds alone: the standard error is 1 % then
+    used = used[: -(-2000 * len(used) // rows.n)]
     signs = code_labels(labels, K).repeat(1, len(used))
     weight = torch.empty_like(signs)
     for j, f in enumerate(used):
@@ -111,7 +103,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
             point = descent.start()
         else:
             point.w[: scale.width(rows.in_features)] *= scale.root / before.root  # the same weights
-        for _ in range(DESCENT_STEPS):
+        for _ in range(2):  # Newton steps, from the weights at the value before
             descent.lower(point)
         found = torch.where(one_sign, -1.0, point.margins * signs).reshape(rows.n, len(used), K)[tested]
         of = labels[:, None].expand_as(tested)[tested]

@@ -57,22 +57,12 @@ def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
     ``relative``: divide by the mean over the samples held; 10 then means ten times as far away as an average sample.
     """
     with head._lock, torch.inference_mode(False), torch.no_grad():
-        return _leverage(head._view(), x, relative)
-
-
-def _leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
-    system = Problem(view).solved(None) if view.multiclass == "ovo" else view.system
-    x = checks.features(x, view.in_features, view.device)
-    parts = (
-        [
-            system.leverages(system.centred(system_rows(view, other_features(view, part), 1.0)))
-            for part in x.split(WHITENED_ROWS)
-        ]
-        if len(x)
-        else []
-    )
-    g = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=view.device)
-    return g * (view.n / degrees_of_freedom(system)) if relative else g
+        view = head._view()
+        system = Problem(view).solved(None) if view.multiclass == "ovo" else view.system
+        parts = checks.features(x, view.in_features, view.device).split(WHITENED_ROWS)
+        rows = (system_rows(view, other_features(view, part), 1.0) for part in parts)
+        g = torch.cat([system.leverages(system.centred(part)) for part in rows])
+        return g * (view.n / degrees_of_freedom(system)) if relative else g
 
 
 def degrees_of_freedom(system: Any) -> float:
@@ -83,19 +73,15 @@ def degrees_of_freedom(system: Any) -> float:
 def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
     """Return the standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
     with head._lock, torch.inference_mode(False), torch.no_grad():
-        return _uncertainty(head._view(), x)
-
-
-def _uncertainty(view: HeadView, x: Any) -> Tensor:
-    stats = view.statistics
-    view.require_least_squares("uncertainty")
-    if view.multiclass == "ovo":
-        raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
-    g = _leverage(view, x, relative=False)
-    m = normal.moments(stats, view.units, view.intercept, Problem(view).class_weights(), standard=view.standard)
-    w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
-    if view.standard is not None:
-        w = view.system.w / view.options.rho**0.5  # of standardised features
-    rss = squared_error(m.G, m.rhs, m.T, w).clamp(min=0.0)
-    left = max(1.0, float(view.n) - degrees_of_freedom(view.system))
-    return (g[:, None] * rss / left).sqrt()
+        view = head._view()
+        view.require_least_squares("uncertainty")
+        if view.multiclass == "ovo":
+            raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
+        g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()
+        m = normal.moments(view.statistics, units, view.intercept, weights, standard=view.standard)
+        w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
+        if view.standard is not None:
+            w = view.system.w / view.options.rho**0.5  # of standardised features
+        rss = squared_error(m.G, m.rhs, m.T, w).clamp(min=0.0)
+        left = max(1.0, float(view.n) - degrees_of_freedom(view.system))
+        return (g[:, None] * rss / left).sqrt()
