@@ -197,8 +197,8 @@ def steps_to_bounds(m: Machines, beta: Tensor) -> Tensor:  # (M, s) -> (M, s)
     return torch.where(moving, room / speed, torch.inf)
 
 
-def follow(m: Machines, d: Tensor) -> None:  # (M, n)
-    """Move coefficients at rates d while p goes from 0 to 1, and all others so that (2) and (3) hold."""
+def follow(m: Machines, d: Tensor) -> int:  # (M, n)
+    """Move coefficients at rates d while p goes from 0 to 1, and all others so that (2) and (3) hold; returns the steps."""
     M, n = d.shape
     d, p, stalled = d.clone(), d.new_zeros(M), torch.zeros(M, dtype=torch.long, device=d.device)
     force, size = m.Q(d), d.abs() @ m.root
@@ -210,7 +210,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         if full:
             m.add_slots()
         if not more:
-            return
+            return count
         # -- the rates (10), (12), corrected once; without margin vectors and balance, b alone moves
         balance = (m.y * d).sum(1)
         shift = ~m.used.any(1) & (balance.abs() > SIMULTANEOUS_STEP * d.abs().sum(1))
@@ -288,6 +288,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         m.g = torch.where((m.side == 0) & (m.from_slots(m.used.to(d.dtype)) > 0), 0.0, m.g)
         live = live & ~m.failed & d.any(1)
     m.failed |= live
+    return count
 
 
 def learn(m: Machines, rounds: int = 8) -> Machines:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
@@ -65,8 +64,9 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
     found = np.full(len(support), np.nan)
-    if batched and device_paths.used_for(solver):
-        found = _by_device(solver, support)
+    if batched and device_paths.used_for(solver.rows):
+        gone = support[:, None] == np.arange(s.capacity)
+        found = device_paths.margins_without(solver.rows, solver.margin, gone)[gone]
     elif batched and len(solver.margin) > 2:
         found = Paths(solver, support, stop_below).run()
     for k in np.flatnonzero(np.isnan(found)).tolist():
@@ -82,16 +82,6 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
         )
     out[support] = found
     return out
-
-
-def _by_device(solver: PathSolver, support: Array) -> Array:  # (B,) -> (B,)
-    """Compute g_c without c for these positions, on the device of the samples; NaN where the end is not certified."""
-    place = np.argsort(np.argsort(solver.samples.ids[support]))
-    at = np.flatnonzero(np.isin(solver.samples.order(), support))[place]
-    gone = torch.zeros(len(support), solver.samples.n, dtype=torch.bool)
-    gone[np.arange(len(support)), at] = True
-    g = device_paths.margins_without(solver, gone.to(solver.rows.gram.device)).cpu().numpy()
-    return g[np.arange(len(support)), at]
 
 
 def margin_by_solver(solver: PathSolver, c: int) -> float:

@@ -130,7 +130,8 @@ class IncrementalSVM(nn.Module):
         reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
             that has happened. None: nothing is forgotten.
         cache_bytes: memory for rows of the kernel of samples outside the margin set.
-        device: where the samples' rows live, and kernels are computed; the solver's own arrays are on the host.
+        device: where the samples' rows live, kernels are computed and, on any but the CPU, paths are followed (up to 8,192
+            samples). The certificate and the robust method run on the host.
 
     Example:
         >>> import torch
@@ -660,11 +661,13 @@ class IncrementalSVM(nn.Module):
         number, fold = torch.unique(fold, return_inverse=True)
         if len(number) == 1:
             raise ValueError("one fold holds every sample: nothing would be left to learn from")
-        if device_paths.used_for(self._solver):
-            gone = fold == torch.arange(len(number), device=self.device)[:, None]
-            values = (device_paths.margins_without(self._solver, gone) + 1.0)[fold, torch.arange(self.n)] * (
-                2.0 * self.y - 1.0
-            )
+        if device_paths.used_for(self._solver.rows):
+            order = s.order()
+            gone = np.zeros((len(number), s.capacity), dtype=bool)
+            gone[fold.cpu().numpy(), order] = True
+            g = device_paths.margins_without(self._solver.rows, self._solver.margin, gone)
+            f = (g[fold.cpu().numpy(), order] + 1.0) * s.y[order]
+            values = torch.from_numpy(f).to(self.device)
         for k in torch.unique(fold[values.isnan()]).tolist():
             out = fold == k
             part = copy.deepcopy(self).on_event(None).remove(ids[out])

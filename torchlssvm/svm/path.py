@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.svm import device_paths
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
 from torchlssvm.svm.samples import EPS, Array, Samples
@@ -78,7 +79,12 @@ class Path:
         d = np.zeros(s.capacity)
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
         d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
-        if not self._follow(d, None):
+        if self.callback is None and device_paths.used_for(self.rows):
+            steps = device_paths.follow_on_device(self.rows, self.margin, d)
+            self.events += steps
+            if not steps:
+                return False
+        elif not self._follow(d, None):
             return False
         s.alpha[down] = 0.0
         arrived = wrong[s.side[wrong] != 0]
