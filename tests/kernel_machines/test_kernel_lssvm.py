@@ -678,3 +678,19 @@ def test_a_change_of_C_that_fails_leaves_C_as_it_was():
     fails = False
     assert svm.C == 1.0
     assert torch.equal(svm(x), before)
+
+
+def test_exchanging_copies_at_a_large_C_keeps_the_digits():
+    """Each copy nearly cancels: rounding errors grow by C in every exchange, unless the machine watches them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long()
+    machine = KernelLSSVM(RBF(sigma=2.0), C=1e3)
+    ids = machine.add(x, y).tolist()
+    q = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    for k in range(300):
+        j = k % 200
+        ids[j] = int(machine.update(add=(x[j : j + 1], y[j : j + 1]), remove=[ids[j]])[0])
+        if k % 20 == 19:
+            truth = copy.deepcopy(machine).refresh()(q)
+            assert float((machine(q) - truth).abs().max() / truth.abs().max()) < 2e-10, k
