@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.kernel_dense import code, lssvm, rbf
 from torchlssvm import KernelLSSVM, LSSVMHead, NotFittedError, NumericalWarning, RemovalError, attach
-from torchlssvm.functional import cost
+from torchlssvm.errors import OutOfMemoryError
+from torchlssvm.functional import cost, memory
 from torchlssvm.kernels import RBF, Custom, Deep, Linear, Polynomial
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -694,3 +695,13 @@ def test_exchanging_copies_at_a_large_C_keeps_the_digits():
         if k % 20 == 19:
             truth = copy.deepcopy(machine).refresh()(q)
             assert float((machine(q) - truth).abs().max() / truth.abs().max()) < 2e-10, k
+
+
+def test_a_matrix_that_does_not_fit_is_refused_beforehand(monkeypatch):
+    machine, _ = filled(60)
+    before = machine(POOL)
+    monkeypatch.setattr(memory, "CHECKED_BYTES", 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 16 * 160**2 - 1)
+    with pytest.raises(OutOfMemoryError, match="160 samples"):
+        machine.add(POOL[:100], LABELS[:100])
+    assert torch.equal(machine(POOL), before)

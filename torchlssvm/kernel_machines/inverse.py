@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from torchlssvm.errors import NumericalWarning
-from torchlssvm.functional import block_inverse, checks, cost, system
+from torchlssvm.functional import block_inverse, checks, cost, memory, system
 from torchlssvm.kernel_machines.growing_factor import GrowingFactor
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
@@ -356,6 +356,10 @@ class KernelInverse:
         slots, k = self.slots, x.shape[0]
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
+        needed = 16 * n * n  # kernel matrix and factor
+        if needed >= memory.CHECKED_BYTES:
+            remedy = "Set a budget, or use random features and LSSVMHead."
+            memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
         ridge = self.ridge(slots.y[kept], y)
