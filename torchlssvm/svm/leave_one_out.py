@@ -26,11 +26,11 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS, RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
 from torchlssvm.svm import device_paths
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE
-from torchlssvm.svm.path import RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
-from torchlssvm.svm.samples import EPS, Array
-from torchlssvm.svm.solver import AT_BOUND_SHARE, MAX_ROUNDING_UNITS, NO_POSITIONS, PathSolver
+from torchlssvm.svm.samples import Array
+from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""

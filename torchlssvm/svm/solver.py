@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS
 from torchlssvm.kernels import Kernel
 from torchlssvm.kernels.gram_rows import GramRows, index_of
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
@@ -19,7 +20,7 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
-from torchlssvm.svm.samples import EPS, VECTOR_NAMES, Array, Batch, Samples
+from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
@@ -30,9 +31,6 @@ MAX_WALKS = 8
 """Walks that learn samples which the walk before did not watch, before the robust method is used. One or two are usual."""
 MAX_DETERMINED_UNIT = 1e-3
 """Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
-MAX_ROUNDING_UNITS = 256.0
-"""Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
-rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
 MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 """Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
 CLEAR_SIDE_FACTOR = 16.0
