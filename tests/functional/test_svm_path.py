@@ -6,7 +6,7 @@ import torch
 
 from tests.support.pretend_cuda import PretendCuda
 from tests.svm.truth import exact, kkt, rbf
-from torchlssvm import IncrementalSVM
+from torchlssvm import IncrementalSVM, OneVsOne, OneVsRest
 from torchlssvm.functional import svm_path
 from torchlssvm.functional.svm_path import Machines, learn, unlearn
 from torchlssvm.kernels import RBF, Linear
@@ -178,3 +178,22 @@ def test_a_machine_on_a_device_learns_and_unlearns_there(kind, monkeypatch):
     assert sum(steps > 0 for steps, _ in walks) > 4
     assert all(waits <= steps + 6 for steps, waits in walks if steps)
     torch.testing.assert_close(scores, machines["cpu"](x), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", [OneVsRest, OneVsOne])
+def test_machines_that_share_samples_on_a_device(form, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.4 * torch.randn(50, generator=generator) > 0).long() + (x[:, 1] > 0.3).long()
+    scores = []
+    for on_device in (True, False):
+        monkeypatch.setattr(device_paths, "used_for", lambda rows, on_device=on_device: on_device)
+        machine = form(IncrementalSVM(RBF(sigma=1.0), C=20.0), 3)
+        machine.add(x[:40], y[:40])
+        for i in range(40, 50):
+            machine.add(x[i : i + 1], y[i : i + 1])
+        for i in range(10):
+            machine.remove([i])
+        machine.relabel(machine.ids[:3], (y[10:13] + 1) % 3)
+        scores.append(machine(x))
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-9)

@@ -61,13 +61,12 @@ def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (
     old = margin.positions()
     new = held[inside > 0]
     out, into = old[~np.isin(old, new)], new[~np.isin(new, old)]
-    if len(out) or len(into):
-        rejected = margin.exchange(out, into, rows.rows_of(into))
-        if len(rejected):
-            return 0
+    rejected = margin.exchange(out, into, rows.rows_of(into)) if len(out) or len(into) else into
     slots = margin.slots()
     margin.a[slots], margin.a[0] = s.alpha[margin.at[slots]], found[4, 0]
     s.rounding[:] = 0.0
+    if len(rejected):  # dependent to rounding
+        return 0
     return steps
 
 
