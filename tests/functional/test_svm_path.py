@@ -6,10 +6,11 @@ import torch
 
 from tests.support.pretend_cuda import PretendCuda
 from tests.svm.truth import exact, kkt, rbf
-from torchlssvm import IncrementalSVM
+from torchlssvm import IncrementalSVM, OneVsOne, OneVsRest
 from torchlssvm.functional import svm_path
 from torchlssvm.functional.svm_path import Machines, learn, unlearn
-from torchlssvm.kernels import RBF
+from torchlssvm.kernels import RBF, Linear
+from torchlssvm.svm import device_paths
 
 M = 8
 
@@ -134,15 +135,65 @@ def test_equal_to_cvxopt(block):
 
 
 def test_leave_one_out_and_folds_of_a_machine_on_a_device(monkeypatch):
-    from torchlssvm.svm import device_paths
-
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(80, 3, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.5 * torch.randn(80, generator=generator) > 0).long()
     svm = IncrementalSVM(RBF(sigma=1.5), C=5.0).fit(x, y)
     margin, (values, error) = svm.leave_one_out().margin, svm.k_fold(5)
-    monkeypatch.setattr(device_paths, "used_for", lambda solver: True)
+    monkeypatch.setattr(device_paths, "used_for", lambda rows: True)
     torch.testing.assert_close(svm.leave_one_out().margin, margin, rtol=0, atol=1e-9)
     by_device = svm.k_fold(5)
     torch.testing.assert_close(by_device[0], values, rtol=0, atol=1e-9)
     assert by_device[1] == error
+
+
+@pytest.mark.parametrize("kind", ["rbf on a line", "copies", "ties"])
+def test_a_machine_on_a_device_learns_and_unlearns_there(kind, monkeypatch):
+    """Each walk waits once a step, and a few times more; answers and certificates are those of the host."""
+    walks, follow = [], device_paths.follow_on_device
+
+    def counted(*given):
+        with device.counting() as cost:
+            steps = follow(*given)
+        walks.append((steps, cost.synchronizations))
+        return steps
+
+    monkeypatch.setattr(device_paths, "follow_on_device", counted)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)), torch.from_numpy(rng.integers(0, 2, 30))
+    x = {"rbf on a line": x[:, :1], "copies": x[np.arange(30) % 20], "ties": np.round(2 * x)}[kind]
+    x, kernel = torch.from_numpy(x), Linear() if kind == "ties" else RBF(gamma=2.0)
+    machines = {}
+    with PretendCuda() as device:
+        for place in ("cpu", "cuda"):
+            svm = machines[place] = IncrementalSVM(kernel, C=1e3, device=place)
+            svm.add(x[:20].to(place), y[:20].to(place))
+            for i in range(20, 25):
+                svm.add(x[i : i + 1].to(place), y[i : i + 1].to(place))
+            for i in range(5):
+                svm.remove([i])
+            violation = svm.kkt_violation()
+            assert violation <= 256 * violation.bound
+        scores = machines["cuda"](x.cuda()).cpu()
+    assert sum(steps > 0 for steps, _ in walks) > 4
+    assert all(waits <= steps + 6 for steps, waits in walks if steps)
+    torch.testing.assert_close(scores, machines["cpu"](x), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", [OneVsRest, OneVsOne])
+def test_machines_that_share_samples_on_a_device(form, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.4 * torch.randn(50, generator=generator) > 0).long() + (x[:, 1] > 0.3).long()
+    scores = []
+    for on_device in (True, False):
+        monkeypatch.setattr(device_paths, "used_for", lambda rows, on_device=on_device: on_device)
+        machine = form(IncrementalSVM(RBF(sigma=1.0), C=20.0), 3)
+        machine.add(x[:40], y[:40])
+        for i in range(40, 50):
+            machine.add(x[i : i + 1], y[i : i + 1])
+        for i in range(10):
+            machine.remove([i])
+        machine.relabel(machine.ids[:3], (y[10:13] + 1) % 3)
+        scores.append(machine(x))
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-9)

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.kernel_dense import code, lssvm, rbf
 from torchlssvm import KernelLSSVM, LSSVMHead, NotFittedError, NumericalWarning, RemovalError, attach
-from torchlssvm.functional import cost
+from torchlssvm.errors import OutOfMemoryError
+from torchlssvm.functional import cost, memory
 from torchlssvm.kernels import RBF, Custom, Deep, Linear, Polynomial
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -678,3 +679,29 @@ def test_a_change_of_C_that_fails_leaves_C_as_it_was():
     fails = False
     assert svm.C == 1.0
     assert torch.equal(svm(x), before)
+
+
+def test_exchanging_copies_at_a_large_C_keeps_the_digits():
+    """Each copy nearly cancels: rounding errors grow by C in every exchange, unless the machine watches them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long()
+    machine = KernelLSSVM(RBF(sigma=2.0), C=1e3)
+    ids = machine.add(x, y).tolist()
+    q = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    for k in range(300):
+        j = k % 200
+        ids[j] = int(machine.update(add=(x[j : j + 1], y[j : j + 1]), remove=[ids[j]])[0])
+        if k % 20 == 19:
+            truth = copy.deepcopy(machine).refresh()(q)
+            assert float((machine(q) - truth).abs().max() / truth.abs().max()) < 2e-10, k
+
+
+def test_a_matrix_that_does_not_fit_is_refused_beforehand(monkeypatch):
+    machine, _ = filled(60)
+    before = machine(POOL)
+    monkeypatch.setattr(memory, "CHECKED_BYTES", 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 16 * 160**2 - 1)
+    with pytest.raises(OutOfMemoryError, match="160 samples"):
+        machine.add(POOL[:100], LABELS[:100])
+    assert torch.equal(machine(POOL), before)

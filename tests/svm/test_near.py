@@ -4,11 +4,9 @@ import copy
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tests.svm.test_degenerate import churn
 from tests.svm.test_hostile import units
-from tests.svm.test_stateful import Machine
 from tests.svm.truth import rbf
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF, Linear, Polynomial
@@ -124,26 +122,3 @@ def test_events_that_are_watched_are_those_of_the_whole_path(short_sight):
     svm.add(x[50:], y[50:], method="path")
     assert seen
     assert [(event.id, event.to) for event in seen] == [(event.id, event.to) for event in whole]
-
-
-class ShortSighted(Machine):
-    """The stateful test once more, with a short sight."""
-
-    def __init__(self):
-        self.old = {
-            name: getattr(margin_set, name) for name in ("MIN_SAMPLES_FOR_WATCH", "MIN_WATCHED", "SAMPLES_PER_WATCHED")
-        }
-        for name, value in {"MIN_SAMPLES_FOR_WATCH": 4, "MIN_WATCHED": 1, "SAMPLES_PER_WATCHED": 50}.items():
-            setattr(margin_set, name, value)
-        super().__init__()
-
-    def teardown(self):
-        try:
-            super().teardown()
-        finally:
-            for name, value in self.old.items():
-                setattr(margin_set, name, value)
-
-
-TestShortSighted = ShortSighted.TestCase
-TestShortSighted.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 EPS = 2.0**-52
+"""The distance of 1.0 to the next float64."""
 RATE_ROUNDING_UNITS = 32.0
 """Rounding errors of its terms below which a rate counts as zero."""
 DEPENDENT_SHARE = 1e-12
@@ -39,7 +40,8 @@ DEPENDENT_SHARE = 1e-12
 SIMULTANEOUS_STEP = 1e-14
 """Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous."""
 MAX_ROUNDING_UNITS = 256.0
-"""Units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), by which g_i may be on the wrong side."""
+"""Units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), by which g_i may be on the wrong side. A unit is the effect of one
+rounding of every term: a sum of a thousand terms, in any order, stays within a hundred units."""
 
 
 class Machines:
@@ -191,8 +193,8 @@ def steps_to_bounds(m: Machines, beta: Tensor) -> Tensor:  # (M, s) -> (M, s)
     return torch.where(moving, room / speed, torch.inf)
 
 
-def follow(m: Machines, d: Tensor) -> None:  # (M, n)
-    """Move coefficients at rates d while p goes from 0 to 1, and all others so that (2) and (3) hold."""
+def follow(m: Machines, d: Tensor) -> int:  # (M, n)
+    """Move coefficients at rates d while p goes from 0 to 1, and all others so that (2) and (3) hold; returns the steps."""
     M, n = d.shape
     d, p, stalled = d.clone(), d.new_zeros(M), torch.zeros(M, dtype=torch.long, device=d.device)
     force, size = m.Q(d), d.abs() @ m.root
@@ -204,7 +206,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         if full:
             m.add_slots()
         if not more:
-            return
+            return count
         # -- the rates (10), (12), corrected once; without margin vectors and balance, b alone moves
         balance = (m.y * d).sum(1)
         shift = ~m.used.any(1) & (balance.abs() > SIMULTANEOUS_STEP * d.abs().sum(1))
@@ -282,6 +284,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         m.g = torch.where((m.side == 0) & (m.from_slots(m.used.to(d.dtype)) > 0), 0.0, m.g)
         live = live & ~m.failed & d.any(1)
     m.failed |= live
+    return count
 
 
 def learn(m: Machines, rounds: int = 8) -> Machines:

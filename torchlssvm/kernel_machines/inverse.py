@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from torchlssvm.errors import NumericalWarning
-from torchlssvm.functional import block_inverse, checks, cost, system
+from torchlssvm.functional import block_inverse, checks, cost, memory, system
 from torchlssvm.kernel_machines.growing_factor import GrowingFactor
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
@@ -34,8 +34,11 @@ REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
 promised, the matrix is factored again; beyond the second there is a warning too. An ill-conditioned matrix, which gives no such
 accuracy even when factored again, is allowed more."""
 
-ROUNDING_PER_CONDITION = 1e3 * torch.finfo(torch.float64).eps
+ROUNDING_PER_CONDITION = 2e2 * torch.finfo(torch.float64).eps
 """Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
+
+MAX_UNCHECKED_LOSS = 1e4
+"""Sum of 1 / share of updates after which residuals are computed: each update multiplies rounding errors by about so much."""
 
 
 class KernelInverse:
@@ -54,6 +57,7 @@ class KernelInverse:
         self.factor: GrowingFactor | None = None
         self.V = self._no_terms  # made with the first term
         self.waiting = 0
+        self._loss = 0.0  # the sum of 1 / share of the updates since the residuals were last computed
         self.Q: Tensor | None = None  # Q of few samples, in slots, until one is added by update
         self._shared = False  # U and the factor are also those of a copy: neither is written to
 
@@ -153,7 +157,7 @@ class KernelInverse:
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
             self._remove(removed)
-        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS:
+        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS or self._loss > MAX_UNCHECKED_LOSS:
             self._check_drift()
         return out
 
@@ -296,7 +300,11 @@ class KernelInverse:
         return self.slots.x.new_zeros(capacity, capacity + system.PAD_ROWS)[:, :capacity]
 
     def _inaccurate(self, term: block_inverse.Term) -> bool:
-        return not float(term.share) >= cost.LEAST_SHARE
+        share = float(term.share)
+        if share >= cost.LEAST_SHARE:
+            self._loss += 1.0 / share
+            return False
+        return True
 
     def _terms(self) -> Tensor:
         """Return V, which is allocated at the first call."""
@@ -320,7 +328,7 @@ class KernelInverse:
 
     def _check_drift(self) -> bool:
         """Factor again if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
-        order = self.slots.order()
+        self._loss, order = 0.0, self.slots.order()
         probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
         drift, largest = (
             float(v)
@@ -348,6 +356,10 @@ class KernelInverse:
         slots, k = self.slots, x.shape[0]
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
+        needed = 16 * n * n  # kernel matrix and factor
+        if needed >= memory.CHECKED_BYTES:
+            remedy = "Set a budget, or use random features and LSSVMHead."
+            memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
         ridge = self.ridge(slots.y[kept], y)

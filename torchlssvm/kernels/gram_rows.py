@@ -71,6 +71,7 @@ class GramRows:
         self.kernel, self.device, self.cache_bytes, self.computed = kernel, device, cache_bytes, 0
         self.x = torch.zeros(0, 0, dtype=torch.float64, device=device)
         self.held = np.zeros(0, dtype=bool)
+        self._whole: Tensor | None = None  # (capacity, capacity) K on the device, once it has been asked for
         self._start_rbf()
         self.empty_cache()
 
@@ -103,6 +104,8 @@ class GramRows:
         else:
             self._centre = None
         self.held = np.concatenate([self.held, np.zeros(capacity - k, dtype=bool)])
+        if self._whole is not None:
+            self._whole = torch.nn.functional.pad(self._whole, (0, capacity - k, 0, capacity - k))
         if self._centre is not None:
             self._make_rbf(self._centre)
         old_cache = self.cache
@@ -129,6 +132,8 @@ class GramRows:
         self.held[at] = True
         if self._centre is not None:
             self._shift(at)
+        if self._whole is not None:
+            self._write_whole(at)
         cache = self.cache
         if not cache.end:
             return
@@ -151,6 +156,9 @@ class GramRows:
             self.x[index] = 0.0
             if self.kernel is None:
                 self.x[:, index] = 0.0
+        if self._whole is not None:
+            index = self._index(at)
+            self._whole[index] = self._whole[:, index] = 0.0
         if self._centre is not None:
             self._shifted[i], self._squares[i], self._far[i] = 0.0, 0.0, False
         cache = self.cache
@@ -166,7 +174,7 @@ class GramRows:
     def renewed(self, kernel: Kernel | None) -> GramRows:
         """Return rows of the same samples by this kernel, with nothing kept of the values computed before."""
         new = copy.copy(self)
-        new.kernel = kernel
+        new.kernel, new._whole = kernel, None
         new._start_rbf()
         new.empty_cache()
         return new
@@ -222,17 +230,41 @@ class GramRows:
         else:
             # A free position's row is no sample's and must not move a kernel's centre.
             live = np.flatnonzero(self.held) if columns is None else columns
-            part = self.x[self._index(at)]
-            if self.kernel is None:
-                values = part[:, self._index(live)].cpu().numpy()
+            matrix = self.x if self.kernel is None else self._whole
+            if matrix is not None:
+                values = matrix[self._index(at)][:, self._index(live)].cpu().numpy()
             else:
-                values = self.kernel.tiled(part, self.x[self._index(live)]).to(torch.float64).cpu().numpy()
+                values = self._values(at, live).cpu().numpy()
             K = _finite(values)
             if columns is None and len(live) < self.capacity:
                 K = np.zeros((len(at), self.capacity))
                 K[:, live] = values
         self.computed += K.size
         return K
+
+    def _values(self, at: Array, columns: Array) -> Tensor:  # (k,), (l,) -> (k, l)
+        """Compute K between these positions by the kernel, on the device."""
+        assert self.kernel is not None
+        return self.kernel.tiled(self.x[self._index(at)], self.x[self._index(columns)]).to(torch.float64)
+
+    def whole(self) -> Tensor:  # -> (capacity, capacity)
+        """Return K on the device, zero in free positions. It is kept, and follows samples that come and go."""
+        if self.kernel is None:
+            return self.x
+        if self._whole is None:
+            self._whole = torch.zeros(self.capacity, self.capacity, dtype=torch.float64, device=self.device)
+            self._write_whole(np.flatnonzero(self.held))
+        return self._whole
+
+    def _write_whole(self, at: Array) -> None:  # (k,)
+        """Compute the rows and columns of K of these samples."""
+        assert self._whole is not None
+        live = np.flatnonzero(self.held)
+        index, columns, K = self._index(at), self._index(live), self._values(at, live)
+        self._whole[index[:, None], columns] = K
+        self._whole[columns[:, None], index] = K.T
+        own = self._whole[index[:, None], index]
+        self._whole[index[:, None], index] = (own + own.T) * 0.5
 
     def _make_rbf(self, centre: Array | None = None) -> None:
         """Make the arrays for RBF values."""

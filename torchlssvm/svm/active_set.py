@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.functional.svm_path import EPS
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path, first_bound
-from torchlssvm.svm.samples import EPS, Array, Samples
+from torchlssvm.svm.samples import Array, Samples
 
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck

@@ -72,26 +72,13 @@ class KernelRows:
         if k < 0:
             if self.places is not None and SPARSE_SHARE * s.capacity < gram.capacity:
                 return self.block(np.array([i]))[0]
-            at = self._with_next_rows(i)
-            for j, values in zip(at.tolist(), gram.block(at), strict=True):
-                gram.cache.put(j, values)
+            gram.cache.put(p, gram.block(np.array([p]))[0])
             k = gram.cache.row_of[p]
         K = gram.cache.rows[k]
         row: Array = (K if self.places is None else K[self.places]) * s.y
         if s.y[i] < 0:
             np.negative(row, out=row)
         return row
-
-    def _with_next_rows(self, i: int) -> Array:
-        """Return the place of i; on a device, after those of samples near the margin, whose rows the next events will need."""
-        s, cache = self.samples, self.gram.cache
-        room = len(cache.held) // 4
-        if self.gram.device.type == "cpu" or room <= 1:
-            return self.in_gram(np.array([i]))
-        missing = np.flatnonzero((s.ids >= 0) & (cache.row_of[self.in_gram(np.arange(s.capacity))] < 0))
-        # Rows copied from a device at a time: the host waits once for all of them.
-        near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, 64) - 1]
-        return self.in_gram(np.append(near[near != i], i))
 
     def keep_row(self, i: int, row: Array) -> None:  # (capacity,)
         """Put the values of this row of Q into the cache, unless they are there."""

@@ -22,16 +22,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS, RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
 from torchlssvm.svm import device_paths
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE
-from torchlssvm.svm.path import RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
-from torchlssvm.svm.samples import EPS, Array
-from torchlssvm.svm.solver import AT_BOUND_SHARE, MAX_ROUNDING_UNITS, NO_POSITIONS, PathSolver
+from torchlssvm.svm.samples import Array
+from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
@@ -65,8 +64,9 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
     found = np.full(len(support), np.nan)
-    if batched and device_paths.used_for(solver):
-        found = _by_device(solver, support)
+    if batched and device_paths.used_for(solver.rows):
+        gone = support[:, None] == np.arange(s.capacity)
+        found = device_paths.margins_without(solver.rows, solver.margin, gone)[gone]
     elif batched and len(solver.margin) > 2:
         found = Paths(solver, support, stop_below).run()
     for k in np.flatnonzero(np.isnan(found)).tolist():
@@ -82,16 +82,6 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
         )
     out[support] = found
     return out
-
-
-def _by_device(solver: PathSolver, support: Array) -> Array:  # (B,) -> (B,)
-    """Compute g_c without c for these positions, on the device of the samples; NaN where the end is not certified."""
-    place = np.argsort(np.argsort(solver.samples.ids[support]))
-    at = np.flatnonzero(np.isin(solver.samples.order(), support))[place]
-    gone = torch.zeros(len(support), solver.samples.n, dtype=torch.bool)
-    gone[np.arange(len(support)), at] = True
-    g = device_paths.margins_without(solver, gone.to(solver.rows.gram.device)).cpu().numpy()
-    return g[np.arange(len(support)), at]
 
 
 def margin_by_solver(solver: PathSolver, c: int) -> float:

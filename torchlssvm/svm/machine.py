@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Custom, Kernel, as_kernel
 from torchlssvm.kernels.gram_rows import GramRows
+from torchlssvm.svm import checkpoint, device_paths, leave_one_out
+from torchlssvm.svm.checkpoint import Content
+from torchlssvm.svm.path import Event
+from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
-
-if TYPE_CHECKING:
-    from torchlssvm.svm.checkpoint import Content
-    from torchlssvm.svm.leave_one_out import LeaveOneOut
-    from torchlssvm.svm.path import Event
+from torchlssvm.svm.solver import PathSolver
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,7 +130,8 @@ class IncrementalSVM(nn.Module):
         reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
             that has happened. None: nothing is forgotten.
         cache_bytes: memory for rows of the kernel of samples outside the margin set.
-        device: where the samples' rows live, and kernels are computed; the solver's own arrays are on the host.
+        device: where the samples' rows live, kernels are computed and, on any but the CPU, paths are followed (up to 8,192
+            samples). The certificate and the robust method run on the host.
 
     Example:
         >>> import torch
@@ -175,9 +176,6 @@ class IncrementalSVM(nn.Module):
     def _reset_state(self, device: torch.device) -> None:
         """Begin without samples."""
         self.trajectory: list[Step] = []
-        from torchlssvm.svm.checkpoint import Content
-        from torchlssvm.svm.solver import PathSolver
-
         self._set_content(Content(PathSolver(self.kernel, device, self._cache_bytes), self._C, False, set()))
 
     def _set_content(self, content: Content) -> None:
@@ -189,8 +187,6 @@ class IncrementalSVM(nn.Module):
         self._install_callback()
 
     def _content(self) -> Content:
-        from torchlssvm.svm.checkpoint import Content
-
         return Content(self._solver, self._C, self.inexact, self._dropped)
 
     @exactly
@@ -199,8 +195,6 @@ class IncrementalSVM(nn.Module):
 
         The new state is built separately: if that raises an error, nothing changes.
         """
-        from torchlssvm.svm import checkpoint
-
         state = checkpoint.save(self._content()) if state is None else state
         self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
         self.kernel = kernel
@@ -487,8 +481,6 @@ class IncrementalSVM(nn.Module):
         progress: a function that is called with the share done (0 to 1); True for a tqdm bar; None for a bar only on a
         terminal, if tqdm is installed and the fit takes some seconds; False for no progress.
         """
-        from torchlssvm.svm.progress import progress_of
-
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")
         batch = self._check(x, y, weight, fresh=True)
@@ -576,8 +568,6 @@ class IncrementalSVM(nn.Module):
 
         With precomputed values: the new Gram matrix (n, n) in the order of ``ids``.
         """
-        from torchlssvm.svm import checkpoint
-
         state = checkpoint.save(self._content())
         if self.kernel is None:
             state["x"] = self._gram(kernel)
@@ -605,7 +595,9 @@ class IncrementalSVM(nn.Module):
     # -- estimates -----------------------------------------------------------------------------------------------------
 
     @operation
-    def leave_one_out(self, method: str = "exact", early_exit: bool = False, batched: bool = True) -> LeaveOneOut:
+    def leave_one_out(
+        self, method: str = "exact", early_exit: bool = False, batched: bool = True
+    ) -> leave_one_out.LeaveOneOut:
         """Leave out every sample in turn; the machine does not change.
 
         method: "exact" (Algorithm 2: all support vectors unlearned, from one tableau); "span" (Vapnik and Chapelle's rule, from
@@ -614,8 +606,6 @@ class IncrementalSVM(nn.Module):
         early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives the
         same error rates, but margins below -1 are not final. batched: False unlearns the samples one at a time.
         """
-        from torchlssvm.svm import leave_one_out
-
         checks.one_of(method, "method", ("exact", "span", "linear"))
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -633,8 +623,6 @@ class IncrementalSVM(nn.Module):
     @exactly
     def distance_to_span(self) -> Tensor:
         """gamma_c (n,): the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
-        from torchlssvm.svm import leave_one_out
-
         return self._ordered(leave_one_out.squared_distances(self._solver))
 
     @operation
@@ -643,8 +631,6 @@ class IncrementalSVM(nn.Module):
 
         folds: a number k (samples are dealt out in the order of ``ids``), or the fold (n,) of each sample.
         """
-        from torchlssvm.svm import device_paths
-
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
         if isinstance(folds, int) and not isinstance(folds, bool):
@@ -660,11 +646,13 @@ class IncrementalSVM(nn.Module):
         number, fold = torch.unique(fold, return_inverse=True)
         if len(number) == 1:
             raise ValueError("one fold holds every sample: nothing would be left to learn from")
-        if device_paths.used_for(self._solver):
-            gone = fold == torch.arange(len(number), device=self.device)[:, None]
-            values = (device_paths.margins_without(self._solver, gone) + 1.0)[fold, torch.arange(self.n)] * (
-                2.0 * self.y - 1.0
-            )
+        if device_paths.used_for(self._solver.rows):
+            order = s.order()
+            gone = np.zeros((len(number), s.capacity), dtype=bool)
+            gone[fold.cpu().numpy(), order] = True
+            g = device_paths.margins_without(self._solver.rows, self._solver.margin, gone)
+            f = (g[fold.cpu().numpy(), order] + 1.0) * s.y[order]
+            values = torch.from_numpy(f).to(self.device)
         for k in torch.unique(fold[values.isnan()]).tolist():
             out = fold == k
             part = copy.deepcopy(self).on_event(None).remove(ids[out])
@@ -884,16 +872,12 @@ class IncrementalSVM(nn.Module):
     # -- saving, copying, moving ---------------------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        from torchlssvm.svm import checkpoint
-
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, value in checkpoint.save(self._content()).items()})
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        from torchlssvm.svm import checkpoint
-
         known = checkpoint.SAVED_NAMES
         own = {name: state_dict[prefix + name] for name in known if prefix + name in state_dict}
         options = [prefix + "kernel._extra_state"] if strict and self.kernel is not None else []
@@ -913,8 +897,6 @@ class IncrementalSVM(nn.Module):
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
-        from torchlssvm.svm import checkpoint
-
         return self.__dict__ | {
             "_solver": checkpoint.save(self._content()),
             "_support": None,

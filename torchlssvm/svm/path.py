@@ -18,18 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.functional.svm_path import EPS, RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
+from torchlssvm.svm import device_paths
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
-from torchlssvm.svm.samples import EPS, Array, Samples
+from torchlssvm.svm.samples import Array, Samples
 
 MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
 """A walk is given up after the first number of events, plus the second for each sample: a fit costs less than more of them."""
-RATE_ROUNDING_UNITS = 32.0
-"""Rounding errors of its terms below which the rate of a g counts as zero: a sum of rounded products is off by several."""
 EVENTS_PER_REFINEMENT = 8
 """Events after which beta is computed again and refined; in between it is updated by (13) and (14), which costs less."""
-SIMULTANEOUS_STEP = 1e-14
-"""Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous: p is rounded by about as much."""
 MAX_SIMULTANEOUS_EVENTS = 60
 """Simultaneous events in a row that count as a cycle. Ties of real data, such as copies of a sample, are shorter."""
 
@@ -78,7 +76,12 @@ class Path:
         d = np.zeros(s.capacity)
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
         d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
-        if not self._follow(d, None):
+        if self.callback is None and device_paths.used_for(self.rows):
+            steps = device_paths.follow_on_device(self.rows, self.margin, d)
+            self.events += steps
+            if not steps:
+                return False
+        elif not self._follow(d, None):
             return False
         s.alpha[down] = 0.0
         arrived = wrong[s.side[wrong] != 0]

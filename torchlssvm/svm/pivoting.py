@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from torchlssvm.functional.modes import interrupt
+from torchlssvm.functional.svm_path import EPS
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.samples import EPS, Array, Samples
+from torchlssvm.svm.samples import Array, Samples
 
 MAX_ROUNDS_WITHOUT_GAIN = 6
 """Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""

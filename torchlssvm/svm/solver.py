@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS
 from torchlssvm.kernels import Kernel
 from torchlssvm.kernels.gram_rows import GramRows, index_of
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
@@ -19,7 +20,7 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
-from torchlssvm.svm.samples import EPS, VECTOR_NAMES, Array, Batch, Samples
+from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
@@ -30,9 +31,6 @@ MAX_WALKS = 8
 """Walks that learn samples which the walk before did not watch, before the robust method is used. One or two are usual."""
 MAX_DETERMINED_UNIT = 1e-3
 """Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
-MAX_ROUNDING_UNITS = 256.0
-"""Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
-rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
 MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 """Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
 CLEAR_SIDE_FACTOR = 16.0
@@ -43,6 +41,12 @@ AT_BOUND_SHARE = 1e-13
 START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
 """Violations of (2) from which pivoting is tried, one after the other; the first only for few samples."""
 MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
+TRADES_PER_SAMPLE = 5, 100
+"""Trades for each sample after which an approximation ends: at first, and if that is not enough."""
+MAX_FEW_INSIDE = 512
+"""Coefficients inside their box up to which the robust method is faster than more trades."""
+SMALLER_C_SHARE = 1 / 8
+"""Share of C for which sets are found first, where C times the kernel is large."""
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
@@ -238,18 +242,45 @@ class PathSolver:
 
         start: alpha in its box, with y^T alpha = 0. rest: that of the sets ``side``, where it is known.
         """
-        s = self.samples
         self.last_method = "pivot"
         if side is not None and self._pivot(side, start, rest):
             return
-        self.last_method = "solve"
-        alpha = start
+        alpha = self._solve_in_bulk(start)
+        if alpha is not None:
+            self._solve_robustly(alpha)
+
+    def _solve_in_bulk(self, start: Array) -> Array | None:  # (capacity,)
+        """Pivot from the sets of an approximate optimum; returns None if that solves, else coefficients near the optimum.
+
+        Few trades suffice, unless C times the kernel is large. If few coefficients are then inside their box, the sets hardly
+        depend on C, and those of a smaller C are found first. Else more trades are made.
+        """
+        s = self.samples
+        self.last_method, alpha, u = "solve", start, s.u.copy()
         for violation in START_VIOLATIONS[int(s.n > MAX_SAMPLES_FOR_EARLY_PIVOT) :][:2]:
-            alpha = approximate_optimum(s, self.rows, alpha, violation, self.report)
-            self.margin.clear(b=self.margin.b)
-            if self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
-                return
-        self._solve_robustly(alpha)
+            for trades in TRADES_PER_SAMPLE:
+                alpha, converged = approximate_optimum(s, self.rows, alpha, violation, trades, self.report)
+                self.margin.clear(b=self.margin.b)
+                if self._pivot((alpha <= 0) * 1.0 - (alpha >= u) * 1.0, alpha):
+                    return None
+                if converged:
+                    break
+                few = np.count_nonzero((alpha > 0) & (alpha < u)) <= MAX_FEW_INSIDE
+                if few and float((s.root**2).max() * u.max()) > 1.0:
+                    return self._solve_by_smaller_C(start)
+        return alpha
+
+    def _solve_by_smaller_C(self, start: Array) -> Array | None:  # (capacity,)
+        """Solve with a part of C, then with C from the sets found; returns what :meth:`_solve_in_bulk` does."""
+        s, u = self.samples, self.samples.u.copy()
+        s.u[:] = u * SMALLER_C_SHARE
+        near = self._solve_in_bulk(start * SMALLER_C_SHARE)
+        alpha, side = (s.alpha if near is None else near) / SMALLER_C_SHARE, s.side.copy()
+        s.u[:], alpha = u, balanced(np.minimum(alpha, u), u, s.y)
+        self.margin.clear(b=self.margin.b)
+        if near is None and self._pivot(side, alpha):
+            return None
+        return None if self._run_active_set(alpha, self.margin.b).holds else self._feasible_alpha()
 
     def _pivot(self, side: Array, alpha: Array, rest: Array | None = None) -> bool:  # (capacity,) each
         """Pivot from these sets, correct S, and tell whether the result is optimal."""
@@ -268,29 +299,32 @@ class PathSolver:
     def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
         """Use the active-set method, from one start after the other: alpha, an approximate optimum, 0, the last end."""
         s = self.samples
-        self.last_method = "fallback"
-        attempt = ActiveSet(s, self.rows, self.margin, self.path, self.check_optimality)
         found, zero = None, np.zeros(s.capacity)
         for b, start in (
             (self.margin.b, lambda: alpha),
-            (0.0, lambda: approximate_optimum(s, self.rows, zero)),
+            (0.0, lambda: approximate_optimum(s, self.rows, zero)[0]),
             (0.0, lambda: zero),
             (0.0, self._feasible_alpha),
         ):
-            if attempt.run(start(), b):
-                self._recompute_rest()
-                self._correct()
-                self._rebalance()
-                found = self.check_optimality()
-                if found.holds:
-                    self.margin.watched = None
-                    self._warn_if_undetermined()
-                    return
+            found = self._run_active_set(start(), b)
+            if found.holds:
+                self._warn_if_undetermined()
+                return
         raise ConvergenceError(
             "no point was found that passes the certificate of a solution"
             + (f": (2) is violated by {found.violation:.1e} at {len(found.wrong)} sample(s)" if found else "")
             + ". The kernel may not be positive semidefinite, or C times its values too large for float64. Nothing was changed."
         )
+
+    def _run_active_set(self, alpha: Array, b: float) -> OptimalityCheck:  # (capacity,)
+        """Use the active-set method from this start, and check its end."""
+        self.last_method, self.margin.watched = "fallback", None
+        if ActiveSet(self.samples, self.rows, self.margin, self.path, self.check_optimality).run(alpha, b):
+            self._recompute_rest()
+            self._correct()
+            self._rebalance()
+            return self.check_optimality()
+        return OptimalityCheck(NO_POSITIONS, False, np.inf)
 
     def _rebalance(self) -> None:
         """Add sum y alpha, where it is more than rounding, to the margin vector of the smallest K_ii that has room for it."""

@@ -25,11 +25,13 @@ def approximate_optimum(
     rows: KernelRows,
     alpha: Array,
     violation: float = 1e-3,
+    trades: int = 100,
     report: Callable[[float], None] | None = None,
-) -> Array:  # (capacity,) -> (capacity,)
-    """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
+) -> tuple[Array, bool]:  # (capacity,) -> (capacity,)
+    """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha; False if trades ran out.
 
     violation: of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at 1e-3.
+    trades: for each sample, after which the approximation ends.
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
     s = samples
@@ -37,7 +39,7 @@ def approximate_optimum(
     # where the bounds are small, f differs little between samples
     tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
     if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
-        top = Level(s, rows, at, s.u[at])
+        top = Level(s, rows, at, s.u[at], trades)
         start, F = alpha[at], top.offsets(alpha[at])
     else:
         order = np.random.default_rng(0).permutation(at)
@@ -47,7 +49,7 @@ def approximate_optimum(
         start, F, work = np.zeros(0), np.zeros(0), sum(size**2 for size in sizes)
         for size in reversed(sizes):
             at = order[:size]
-            top = Level(s, rows, at, s.u[at] * (len(order) / size))
+            top = Level(s, rows, at, s.u[at] * (len(order) / size), trades)
             start, F = top.next_start(start, F)
             if report is not None:
                 report(sum(below**2 for below in sizes if below < size) / work)
@@ -58,20 +60,18 @@ def approximate_optimum(
     start, _ = top.solve(start, F, tolerance, report)
     out = np.zeros(s.capacity)
     out[at] = start
-    return balanced(out, s.u, s.y)
+    return balanced(out, s.u, s.y), top.trades_left > 0
 
 
 class Level:
     """Some of the samples, with bounds u of their own. F_i = y_i - sum_j K_ij y_j alpha_j: b if sample i is on its margin."""
 
-    def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array):  # (n,) positions, (n,)
+    def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array, trades: int):  # (n,) positions, (n,)
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         places = rows.in_gram(at)
         self.factors = None if rows.gram.has(places) else rows.gram.factors(places)
-        # Trades for each sample after which the approximation ends; the pivoting or the robust method that follows
-        # takes any start.
-        self.trades_left = 100 * len(at)
+        self.trades_left = trades * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
@@ -148,7 +148,7 @@ class Level:
             near = np.flatnonzero((rise > low - gap) | (fall < high + gap))
             if len(near) < n // 2:
                 kept = None  # its memory is for those rows
-                some = Level(self.samples, self.rows, self.at[near], u[near])
+                some = Level(self.samples, self.rows, self.at[near], u[near], 0)
                 some.trades_left = self.trades_left
                 before = alpha.copy()
                 # The violation to which samples that may trade are solved on their own, as a share of that
