@@ -176,8 +176,6 @@ def load_options(
         weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
     if "calibration" in meta:
         calibration = Calibration.restore(meta["calibration"], moved(state["calibration"], head.device))
-    if meta["rule"] != head._options.rule:
-        raise ValueError(f"rule is {meta['rule']!r} in the saved head and {head._options.rule!r} here")
     return SolverOptions(float(meta["rho"]), head.intercept, weight, meta["rule"]), calibration
 
 

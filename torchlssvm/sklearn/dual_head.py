@@ -51,7 +51,7 @@ class DualHead:
         calibration: how probabilities are fitted to leave-one-out scores.
     """
 
-    multiclass = "ovr"
+    multiclass, rule = "ovr", "least_squares"
     _keeps_rows = True
     device = torch.device("cpu")
 
