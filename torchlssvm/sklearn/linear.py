@@ -113,10 +113,7 @@ class LinearEstimator(BaseEstimator):
 
     def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
         """Unlearn checked samples, all or none."""
-        if isinstance(self.head_, DualHead):
-            self.head_.remove(X, y, weight)
-        else:
-            self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
+        self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _is_dual(self, X: Any) -> bool:
         """True for fewer samples than features, where a DualHead can do what is asked for."""
@@ -155,15 +152,10 @@ class LinearEstimator(BaseEstimator):
     def _add(self, X: Any, y: Array, weight: Array | None) -> None:
         """Learn checked samples, all or none."""
         dual = self.head_
-        if not isinstance(dual, DualHead):
-            dual.add(self._rows(X), self._here(y), weight=self._tensor(weight))
-        elif len(dual.y) + X.shape[0] <= dual.in_features:
-            dual.add(X, y, weight)
-        else:  # more samples than features: sums are smaller now
-            head = self._sum_head(dual.in_features, dual.num_classes, dual.grid)
-            for rows, labels, weights in ((dual.rows * dual.unit, dual.y, dual.weights), (X, y, weight)):
-                head.add(rows, torch.from_numpy(np.ascontiguousarray(labels)), weight=self._tensor(weights))
-            self.head_ = head
+        if isinstance(dual, DualHead) and len(dual.y) + X.shape[0] > dual.in_features:  # sums are smaller now
+            self.head_ = self._sum_head(dual.in_features, dual.num_classes, dual.grid)
+            self.head_.add(dual.rows * dual.unit, self._here(dual.y), weight=self._tensor(dual.weights))
+        self.head_.add(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.head_.device)
@@ -174,6 +166,10 @@ class LinearEstimator(BaseEstimator):
     def _rows(self, X: Any) -> Any:
         """Rows as the head takes them: a sparse matrix as it is."""
         return self._here(X) if isinstance(X, np.ndarray) else X
+
+    def _all_rows(self, X: Any) -> Any:
+        """Rows as leave-one-out takes them: dense, except for a DualHead."""
+        return self._rows(X if isinstance(self.head_, DualHead) else dense_rows(X))
 
     def _check_weight(self, sample_weight: Any, X: Any) -> Array | None:
         if sample_weight is None:
@@ -199,14 +195,8 @@ class LinearEstimator(BaseEstimator):
         open_rule = isinstance(head, LSSVMHead) and has_open_rule(head)
         if self.alphas is None and calibration is None and not store_loo and not open_rule:
             return
-        if isinstance(head, DualHead):
-            if self.alphas is not None:
-                self.path_ = head.select_rho(values, self.selection)
-            if store_loo:
-                self.leave_one_out_ = head.left_out_scores().numpy()
-            return
         kept = slice(None) if weight is None else weight > 0
-        rows, targets = self._here(dense_rows(X)[kept]), self._here(y[kept])
+        rows, targets = self._all_rows(X[kept]), self._here(y[kept])
         weights = None if weight is None else self._here(weight[kept])
         if self.alphas is not None:
             needs_samples = self.selection != "gcv" and not head._keeps_rows
@@ -242,29 +232,27 @@ class LinearEstimator(BaseEstimator):
     def coef_(self) -> Array:
         """w as scikit-learn has it: (J,) or (1, J) for one output, else (K, J)."""
         weight: Array = self.head_.weight.cpu().numpy()
-        return weight[1:] if self._binary() else weight[0] if self._single() else weight
+        return weight[self._shown()]
 
     @property
     def intercept_(self) -> Any:
         """b, in the same order."""
-        bias: Array = self.head_.bias.cpu().numpy()
-        return bias[1:] if self._binary() else float(bias[0]) if self._single() else bias
+        return self.head_.bias.cpu().numpy()[self._shown()]
 
-    def _binary(self) -> bool:
-        return False
+    if TYPE_CHECKING:
 
-    def _single(self) -> bool:
-        return False
+        def _shown(self) -> slice | int:
+            """The outputs that are shown: of two classes the second, of targets (n,) the only one."""
 
     def _scores(self, X: Any) -> Tensor:
         return self._answer(X, "forward")
 
     def _answer(self, X: Any, verb: str, **options: Any) -> Tensor:
-        """Check X and pass its rows to a method of the head, with options for one on sums."""
+        """Check X and pass its rows to a method of the head."""
         check_is_fitted(self, "head_")
         X = validate_data(self, as_csr(X), reset=False, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
-        return ask(X) if isinstance(self.head_, DualHead) else ask(self._rows(X), **options)  # type: ignore[no-any-return]
+        return ask(self._rows(X), **options)  # type: ignore[no-any-return]
 
 
 class LinearClassifier(Classifier, LinearEstimator):
@@ -312,9 +300,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        if not isinstance(self.head_, DualHead):
-            weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
-            self.head_.calibrate(self._here(dense_rows(X)), labels, self.calibration, weight=weight)
+        weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
+        self.head_.calibrate(self._all_rows(X), labels, self.calibration, weight=weight)
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
@@ -325,10 +312,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        encoded, classes = self._encode(y), self.classes_.tolist()
-        if isinstance(self.head_, DualHead):
-            return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded), ids, classes=classes)
-        rows, labels = self._here(dense_rows(X)), self._here(encoded)
+        rows, labels, classes = self._all_rows(X), self._here(self._encode(y)), self.classes_.tolist()
         if isinstance(self.head_, LSSVMHead) and is_masked(len(classes), self.n_features_in_):
             found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
             return dataclasses.replace(found, classes=tuple(classes))
@@ -366,8 +350,8 @@ class LinearClassifier(Classifier, LinearEstimator):
             ) from error
         return out
 
-    def _binary(self) -> bool:
-        return len(self.classes_) == 2
+    def _shown(self) -> slice:
+        return slice(1 if len(self.classes_) == 2 and self.head_.multiclass == "ovr" else 0, None)
 
 
 class LSSVMClassifier(LinearClassifier):
@@ -456,9 +440,6 @@ class LSSVMClassifier(LinearClassifier):
             LSSVMHead, in_features, outputs, grid, class_weight=weight, multiclass=kind, rule=rule,
             per_class=weight is not None or None,
         )  # fmt: skip
-
-    def _binary(self) -> bool:
-        return len(self.classes_) == 2 and self.multiclass_ == "ovr"
 
 
 class MarginClassifier(LinearClassifier):
@@ -554,8 +535,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         self._learn_more(X, y, None, sample_weight)
         return self
 
-    def _single(self) -> bool:
-        return bool(self._flat)
+    def _shown(self) -> slice | int:
+        return 0 if self._flat else slice(None)
 
     def predict(self, X: Any) -> Array:
         """Predict targets (B,) or (B, K)."""
