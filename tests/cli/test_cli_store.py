@@ -291,6 +291,10 @@ def test_init_options_reach_the_head(shell: Shell) -> None:
     shell("init", "b", "--in-features", 4, "--classes", 2, "--class-weight", "balanced", "--fingerprint", "net-1")
     with SampleStore("b") as store:
         assert (store.head.class_weight, store.fingerprint, store.head.grid) == ("balanced", "net-1", None)
+    shell("init", "c", "--in-features", 4, "--classes", 3, "--rule", "auto")
+    with SampleStore("c") as store:
+        assert (store.head.rule, shell.json("stats", "c")["rule"]) == ("lda", "auto")
+    shell("init", "d", "--in-features", 4, "--classes", 3, "--rule", "lda", "--head", "margin", code=2)
 
 
 def test_init_does_not_touch_what_is_there(filled: Shell) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.conftest import code, solve_dense
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
-from torchlssvm.linear.column_selection import restrict, select
+from torchlssvm.linear.column_selection import restrict, select, select_groups
 
 N, J, K = 80, 30, 3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -109,6 +109,69 @@ def test_select_finds_what_dense_solutions_find(method, normalize):
     assert set(found.head.choices) == {"rho", "columns", "scale"}
     assert str(found).count("\n") == 8
     assert head.rho == 1.0
+
+
+def gcv(rows: Tensor, d: Tensor, columns: list[int], rho: float, free: bool) -> float:
+    """Generalized cross-validation from the hat matrix itself. rows: (N, J); d: (N,) weights."""
+    z = rows[:, columns]
+    goal = code(Y, K)
+    if free:
+        z, goal = z - d @ z / d.sum(), goal - d @ goal / d.sum()
+    z, goal = z * d.sqrt()[:, None], goal * d.sqrt()[:, None]
+    H = z @ torch.linalg.solve(z.T @ z + rho * torch.eye(len(columns)).double(), z.T)
+    return float((goal - H @ goal).square().sum() / K * N / (N - H.trace() - int(free)) ** 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"intercept": "none"}, {"scale": "std", "class_weight": torch.tensor([0.1, 1.0, 2.0])}], ids=str
+)
+def test_groups_are_dropped_as_brute_force_drops_them(options):
+    head = LSSVMHead(J, K, grid=GRID, rho=0.7, **options).add(X, Y)
+    groups = {"a": range(9), "b": range(9, 12), "c": [12, 13, 29], "d": range(14, 20), "e": range(20, 28)}
+    rows = GRID.snap(X.double())
+    rows = rows / deviations(rows, options.get("scale"))
+    d = options.get("class_weight", torch.ones(K).double()).double()[Y]
+
+    def error(names: tuple[str, ...]) -> float:
+        columns = [c for name in names for c in groups[name]]
+        return gcv(rows, d, [*columns, 28], 0.7, head.intercept == "free")  # column 28 is in no group
+
+    kept = tuple(groups)
+    truth = [(kept, error(kept))]
+    while len(kept) > 1:
+        kept = min((tuple(n for n in kept if n != gone) for gone in kept), key=error)
+        truth.append((kept, error(kept)))
+    found = select_groups(head, groups)
+    assert [c.name.split() for c in found.candidates[1:]] == [list(names) for names, _ in truth[1:]]
+    best = min(truth, key=lambda pair: pair[1])[0]
+    assert found.best.name == ("all" if len(best) == len(groups) else " ".join(best))
+    for c, (_, expected) in zip(found.candidates, truth, strict=True):
+        assert c is found.best or c.error == pytest.approx(expected, rel=1e-9)
+    assert found.head.rho == restrict(head, found.best.columns).select_rho().rho
+    assert set(found.head.choices) == {"rho", "columns"}
+
+
+def test_a_choice_of_groups_forgets_a_removed_sample():
+    groups = {"left": slice(0, 10), "right": slice(10, 20), "rest": slice(20, 30)}
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(X, Y)
+    found = select_groups(head, groups)
+    assert found.refresh() is found
+    head.remove(X[:20], Y[:20])
+    never = select_groups(LSSVMHead(J, K, grid=GRID, rho=1.0).add(X[20:], Y[20:]), groups)
+    again = found.refresh()
+    assert [(c.name, c.error) for c in again.candidates] == [(c.name, c.error) for c in never.candidates]
+    assert again.head.digest() == never.head.digest()
+    assert again.head.rho == never.head.rho
+
+
+def test_groups_that_cannot_be_judged_are_refused():
+    head = LSSVMHead(J, K, grid=GRID, rho=1.0)
+    with pytest.raises(NotFittedError):
+        select_groups(head, {"a": slice(0, 3)})
+    with pytest.raises(ValueError, match="one group"):
+        select_groups(head.add(X, Y), {"a": slice(0, 3), "b": [2, 3]})
+    with pytest.raises(ValueError, match="ovr"):
+        select_groups(LSSVMHead(J, K, grid=GRID, multiclass="ovo").add(X, Y), {"a": slice(0, 3)})
 
 
 def test_select_refuses_what_it_cannot_judge():

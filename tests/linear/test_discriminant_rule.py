@@ -5,7 +5,10 @@ import io
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import FixedPoint, LSSVMHead, verify
+from torchlssvm.events import Add
+from torchlssvm.linear.discriminant_rule import choose_rule
+from torchlssvm.store import SampleStore
 
 K, J, N = 4, 6, 90
 
@@ -66,8 +69,9 @@ def test_merges_relabels_saves_and_grows(samples):
     loaded = make()
     loaded.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(loaded(x), head(x))
-    with pytest.raises(RuntimeError, match="rule"):
-        make(rule="least_squares").load_state_dict(head.state_dict())
+    other = make(rule="least_squares")
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other(x), head(x))
     head.add_classes(1)
     assert (head(x)[:, K] < -1e29).all()
     assert torch.equal(head.predict(x), loaded.predict(x))
@@ -138,3 +142,53 @@ def test_auto_is_least_squares_for_float_targets():
     head = LSSVMHead(5, 3, rule="auto", rho=1.0).add(x, t)
     assert head.rule == "least_squares"
     assert torch.equal(head(x), LSSVMHead(5, 3, rho=1.0, grid=head.grid).add(x, t)(x))
+
+
+def ordered(n: int = 60, spread: float = 0.3):
+    """Classes on a line: least squares hides those in the middle."""
+    y = torch.arange(n) % 4
+    return torch.randn(n, 2, generator=torch.Generator().manual_seed(0)) * spread + y[:, None], y
+
+
+def uneven():
+    """One class holds most samples and is five times as wide as the others: the discriminant's common covariance is wrong."""
+    gen = torch.Generator().manual_seed(28)
+    y = torch.where(torch.rand(60, generator=gen) < 0.7, 2, torch.arange(60) % 3)
+    x = torch.randn(60, 4, generator=gen) * (1 + 4 * (y == 2))[:, None] + 2 * torch.randn(3, 4, generator=gen)[y]
+    return x, y
+
+
+@pytest.mark.parametrize(("data", "expected"), [(ordered, "lda"), (uneven, "least_squares")])
+def test_auto_takes_the_rule_that_is_better_on_samples_left_out(data, expected):
+    x, y = data()
+
+    def left_out(rule: str) -> int:
+        right = 0
+        for i in range(len(x)):
+            others = torch.arange(len(x)) != i
+            head = LSSVMHead(x.shape[1], 4, rho=1.0, grid=64.0, rule=rule).add(x[others], y[others])
+            right += int(head.predict(x[i : i + 1])[0] == y[i])
+        return right
+
+    assert (left_out("lda") > left_out("least_squares")) == (expected == "lda")
+    head = LSSVMHead(x.shape[1], 4, rho=1.0, grid=64.0, rule="auto").add(x, y)
+    assert head.rule == "lda"  # by the numbers of classes and features
+    assert choose_rule(head, lambda: [(x[:20], y[:20], None), (x[20:], y[20:], None)]) == head.rule == expected
+    assert head.choices["rule"].value == expected
+    torch.testing.assert_close(head.w, LSSVMHead(x.shape[1], 4, rho=1.0, grid=64.0, rule=expected).add(x, y).w)
+
+
+def test_a_rule_chosen_in_a_store_is_kept_and_forgets(tmp_path):
+    x, y = ordered()
+    options = {"rho": 1.0, "grid": 64.0}
+    with SampleStore(tmp_path / "s", LSSVMHead(2, 4, rule="auto", **options)) as store:
+        store.apply(Add(ids=list(range(60)), x=x, y=y, subject=["a"] * 20 + ["b"] * 40))
+        store.refresh()
+        assert store.head.choices["rule"].value == store.head.rule == "lda"
+        store.erase(subjects=["a"], compact=True, certificate=tmp_path / "c.json")  # which chooses again
+        assert verify(tmp_path / "c.json", head=store.head, store=store, allow_unsigned=True)
+    with SampleStore(tmp_path / "s") as store:
+        choice = store.head.choices["rule"]
+        assert (choice.state.value, choice.method, choice.rule) == ("current", "loo", True)
+        assert store.stats()["rule"] == str(choice)
+        torch.testing.assert_close(store.head.w, LSSVMHead(2, 4, rule="lda", **options).add(x[20:], y[20:]).w)

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.linear_model import Ridge, RidgeClassifier, RidgeClassifierCV, RidgeCV
@@ -398,9 +399,16 @@ def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
     y = np.arange(3000) % 30
     X = rng.normal(size=(30, 12))[y] + 0.4 * rng.normal(size=(3000, 12))
     with pytest.warns(UserWarning, match="RandomFeatures"):
-        plain = LSSVMClassifier().fit(X[:1500], y[:1500])
-    lifted = make_pipeline(RandomFeatures(600), LSSVMClassifier()).fit(X[:1500], y[:1500])
-    assert lifted.score(X[1500:], y[1500:]) > plain.score(X[1500:], y[1500:]) + 0.02
+        plain = LSSVMClassifier(rule="least_squares").fit(X[:1500], y[:1500])
+    with pytest.warns(UserWarning, match="RandomFeatures"):
+        auto = LSSVMClassifier().fit(X[:1500], y[:1500])
+    lifted = make_pipeline(RandomFeatures(600), LSSVMClassifier(rule="least_squares")).fit(X[:1500], y[:1500])
+    for better in (auto, lifted):
+        assert better.score(X[1500:], y[1500:]) > plain.score(X[1500:], y[1500:]) + 0.02
+    assert (plain.rule_, auto.rule_, auto.head_.choices["rule"].method) == ("least_squares", "lda", "loo")
+    np.testing.assert_allclose(auto.predict_proba(X[:9]), softmax(auto.decision_function(X[:9]), 1))
+    influences = [model.influence(X[:9], y[:9], X[1500:1600], y[1500:1600]) for model in (plain, auto)]
+    np.testing.assert_array_equal(*influences)  # of least squares, for both
     given = y[:1500].copy()
     given[:60] = (given[:60] + 7) % 30
     with pytest.warns(UserWarning, match="RandomFeatures"):

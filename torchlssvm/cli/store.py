@@ -76,6 +76,13 @@ if TYPE_CHECKING:
         "--scale", choices=("std",), help="standardize the features, with means and deviations of the current samples"
     ),
     CLASS_WEIGHT,
+    option(
+        "--rule",
+        choices=("least_squares", "lda", "auto"),
+        default="least_squares",
+        help="how weights follow from the sums: least squares (default), the linear discriminant (for many classes and few "
+        "features), or auto: the more accurate one in leave-one-out",
+    ),
     one_of(
         option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
         option("--fingerprint", metavar="F", help="fingerprint of the network that computes the features in files"),
@@ -144,6 +151,10 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
 
     build = {name: getattr(options, name) for name in ("intercept", "normalize", "scale")}
     build["rho"] = options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else None
+    if options.rule != "least_squares":
+        if options.head != "lssvm":
+            raise UsageError("--rule needs --head lssvm")
+        build["rule"] = options.rule
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None

@@ -183,10 +183,12 @@ class LayerTaps(nn.Module):
         """Pooled values (B, C * len(pool)) of an output (B, C), (B, T, C), (B, C, H, W) or (B, H, W, C), float64."""
         if output.ndim == 4 and output.shape[1] == output.shape[2] != output.shape[3]:  # channels last, as in Swin
             output = output.permute(0, 3, 1, 2)
-        output = output.contiguous().to(torch.float64)  # positions side by side: three times as fast
+        # A copy with positions side by side, which is three times as fast; then it can be centred in place.
+        output = output.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
         if output.ndim == 2:
             return output
-        return torch.cat([_pool(output, kind, mask) for kind in self.pool], 1)
+        pooled = {kind: _pool(output, kind, mask) for kind in sorted(self.pool, key="std".__eq__)}  # "std" is the last
+        return torch.cat([pooled[kind] for kind in self.pool], 1)
 
     def extra_repr(self) -> str:
         """The layers, how they are pooled, and the number of columns."""
@@ -211,26 +213,23 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:
-    """One way of pooling: (B, C), or (B, C g^2) for a grid. output: (B, T, C) tokens or (B, C, H, W)."""
+    """One way of pooling: (B, C), or (B, C g^2) for a grid. output: (B, T, C) tokens or (B, C, H, W); "std" overwrites it."""
+    if kind == "cls":
+        return (output[:, :, 0, 0] if output.ndim == 4 else output[:, 0]).clone()
     if output.ndim == 4:
         if kind.startswith("grid"):
             cells: Tensor = nn.functional.adaptive_avg_pool2d(output, int(kind[4:])).flatten(1)
             return cells
-        if kind == "cls":
-            return output[:, :, 0, 0]
-        mean = output.mean((2, 3))
-        return mean if kind == "mean" else (output - mean[:, :, None, None]).square().mean((2, 3)).sqrt()
-    tokens = output
-    weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask.to(tokens)
-    if kind == "cls":
-        return tokens[:, 0]
+        mean = output.mean((2, 3), keepdim=True)
+        return (mean if kind == "mean" else output.sub_(mean).square_().mean((2, 3)).sqrt()).flatten(1)
     if kind.startswith("grid"):
         raise ValueError(f"pool={kind!r} is for layers with a height and a width; tokens have 'mean', 'std' and 'cls'")
+    weight = output.new_ones(output.shape[:2]) if mask is None else mask.to(output)
     weight = weight[:, :, None] / weight.sum(1)[:, None, None]
-    mean = (tokens * weight).sum(1)
+    mean = (output * weight).sum(1)
     if kind == "mean":
         return mean
-    return ((tokens - mean[:, None]).square() * weight).sum(1).sqrt()
+    return output.sub_(mean[:, None]).square_().mul_(weight).sum(1).sqrt()
 
 
 def _mask_of(batch: Any) -> Tensor | None:

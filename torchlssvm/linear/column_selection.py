@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.group_elimination import eliminate
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.pending import Pending
 from torchlssvm.linear.solvers import make_solver
+from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics.statistics import SCALES
 
 if TYPE_CHECKING:
@@ -49,17 +53,28 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """Result of :func:`select`.
+    """Result of :func:`select` and :func:`select_groups`.
 
     Attributes:
         head: a new head with the columns, scale and rho chosen.
         best: the candidate chosen: the least error; of equal ones the first.
         candidates: all of them, in the order given, those of one set of columns together.
+        source: the head whose statistics were judged.
     """
 
     head: LSSVMHead
     best: Candidate
     candidates: tuple[Candidate, ...]
+    source: LSSVMHead
+    _again: Callable[..., Selection]
+    _version: int
+
+    def refresh(self, **samples: Any) -> Selection:
+        """Choose again from the samples that ``source`` holds now, so that the choice forgets those that have left.
+
+        Returns itself if nothing has changed. ``samples``: x, y, weight and ids of the samples left, for ``method="loo"``.
+        """
+        return self if self.source._state_version == self._version else self._again(**samples)
 
     def __str__(self) -> str:
         lines = [f"{'columns':24} {'scale':6} {'rho':>10} {'error':>10} {'seconds':>8}"]
@@ -169,13 +184,16 @@ def select(
     >>> found.best.name, len(found.candidates), found.head.in_features
     ('right', 4, 3)
     """
+    again = partial(select, head, columns, rho, scale, method, score=score)
+    samples = {"x": x, "y": y, "weight": weight, "ids": ids}
     with head._lock, torch.inference_mode(False), torch.no_grad():
-        return _select(head, columns, rho, scale, method, x, y, weight, ids, score)
+        return _select(head, columns, rho, scale, method, score, samples, again)
 
 
 def _select(
-    head: LSSVMHead, columns: Any, rho: Any, scale: Any, method: str, x: Any, y: Any, weight: Any, ids: Any, score: str
-) -> Selection:
+    head: LSSVMHead, columns: Any, rho: Any, scale: Any, method: str, score: str, samples: dict[str, Any],
+    again: Callable[..., Selection],
+) -> Selection:  # fmt: skip
     parts = named_columns(columns, head.in_features, head.device)
     scales = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
     if not scales:
@@ -186,23 +204,107 @@ def _select(
         head._view()  # raises if there is nothing to choose by
     judged = []
     for name, numbers in parts.items():
-        rows = None if x is None else restricted_rows(head, numbers, x)
         for one in scales:
-            start = time.perf_counter()
-            path = with_columns(head, numbers, one).select_rho(
-                rho, method, rows, y, weight=weight, ids=ids, score=score, apply=False
-            )
-            error = float(path.errors[path.rhos == path.rho].amin())
-            judged.append(Candidate(name, numbers, one, path.rho, error, time.perf_counter() - start, path))
+            judged.append(judge(head, name, numbers, one, rho, method, score, samples))
     best = min(judged, key=lambda c: c.error)
-    out = with_columns(head, best.columns, best.scale)
-    out.rho = best.rho
-    out._choices.record("rho", method, len(best.path.rhos))
+    out = chosen_head(head, best)
     if len(parts) > 1:
         out._choices.record("columns", method, len(parts), best.name)
     if len(scales) > 1:
         out._choices.record("scale", method, len(scales), str(best.scale))
-    return Selection(out, best, tuple(judged))
+    return Selection(out, best, tuple(judged), head, again, head._state_version)
+
+
+def judge(
+    head: LSSVMHead, name: str, columns: Tensor, scale: str | None, rho: Any, method: str, score: str,
+    samples: dict[str, Any],
+) -> Candidate:  # fmt: skip
+    """The best rho for these columns (k,), by one eigendecomposition. samples: x, y, weight and ids, as added."""
+    start = time.perf_counter()
+    if samples.get("x") is not None:
+        samples = samples | {"x": restricted_rows(head, columns, samples["x"])}
+    part = with_columns(head, columns, scale)
+    part._choices.made.pop("rho", None)  # a rho still to be chosen would be, by an eigendecomposition of its own
+    path = part.select_rho(rho, method, **samples, score=score, apply=False)
+    error = float(path.errors[path.rhos == path.rho].amin())
+    return Candidate(name, columns, scale, path.rho, error, time.perf_counter() - start, path)
+
+
+def chosen_head(head: LSSVMHead, best: Candidate) -> LSSVMHead:
+    """A new head with the columns, scale and rho of a candidate."""
+    out = with_columns(head, best.columns, best.scale)
+    out.rho = best.rho
+    out._choices.record("rho", best.path.method, len(best.path.rhos))
+    return out
+
+
+def select_groups(
+    head: LSSVMHead, groups: Mapping[str, Any], rho: float | None = None, method: str = "gcv", *, score: str = "squared",
+    **samples: Any,
+) -> Selection:  # fmt: skip
+    """Drop groups of columns, such as the layers of a network, one after the other; keep the set with the least GCV.
+
+    The sets are compared at one rho, from one factor and inverse (:mod:`torchlssvm.functional.group_elimination`): all steps
+    together cost less than three times these, for any number of samples. Only then rho is chosen, for the set kept.
+
+    Args:
+        head: the head whose statistics are judged, one-vs-rest or with float targets; it stays as it is.
+        groups: columns by name, as :func:`restrict` takes them, each column in at most one group, e.g.
+            ``groups`` of :class:`~torchlssvm.features.LayerTaps`. Columns in no group always stay.
+        rho: the value at which sets are compared; None is the head's own. A head with ``rho="gcv"`` that has not chosen
+            yet does so first, by an eigendecomposition of all columns: give a number if that takes too long.
+        method: how rho is chosen for the set kept: ``"gcv"``, ``"loo"`` or ``"kfold"``.
+        score: ``"squared"`` or ``"accuracy"``, for that choice.
+        samples: x, y, weight and ids for that choice, as for :func:`select`.
+
+    ``candidates`` are the sets from all groups down to one, each with its error at the common rho; the one kept has the
+    rho and the error that were found for it at the end.
+
+    >>> import torch
+    >>> from torchlssvm import LSSVMHead
+    >>> _ = torch.manual_seed(0)
+    >>> x, y = torch.randn(60, 6), torch.arange(60) % 2
+    >>> x[:, 3] += 3 * y
+    >>> head = LSSVMHead(6, 2).add(x, y)
+    >>> found = select_groups(head, {"left": [0, 1, 2], "right": [3, 4, 5]})
+    >>> found.best.name, found.head.in_features
+    ('right', 3)
+    >>> _ = head.remove(x[:5], y[:5])
+    >>> found.refresh().head.n  # chosen again, without them
+    55
+    """
+    again = partial(select_groups, head, groups, rho, method, score=score)
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        if head.multiclass == "ovo":
+            raise ValueError("select_groups works on one shared system: use multiclass='ovr'")
+        parts = named_columns(groups, head.in_features, head.device)
+        every = torch.cat(list(parts.values()))
+        if len(every.unique()) < len(every):
+            raise ValueError("groups hold a column twice: each column may be in one group")
+        start = time.perf_counter()
+        if head.n == 0:
+            head._view()  # raises if there is nothing to choose by
+        value, stats = head.rho if rho is None else checks.positive(rho, "rho"), head.statistics
+        weights = normal.class_weights(head.class_weight, stats.counts.to(torch.float64))
+        standard = standardization(stats) if stats.scale else None
+        units = normal.Units.of(stats.choices, value)
+        m = normal.moments(stats, units, head.intercept, weights, standard=standard)
+        steps = eliminate(m.G, m.rhs, float(m.T.mean()), list(parts.values()), value, float(stats.n), bool(m.weight))
+        seconds, names, candidates = time.perf_counter() - start, list(parts), []
+        for kept, error in steps:
+            stays = torch.ones(head.in_features, dtype=torch.bool, device=head.device)
+            for name in names:
+                stays[parts[name]] = name in {names[i] for i in kept}
+            path = RhoPath(value, torch.tensor([value]), torch.tensor([error]), None, "gcv")
+            name = " ".join(names[i] for i in kept) if len(kept) < len(names) else "all"
+            columns = stays.nonzero()[:, 0]
+            candidates.append(Candidate(name, columns, head.scale, value, error, seconds / len(steps), path))
+        at = min(range(len(candidates)), key=lambda i: candidates[i].error)
+        best = judge(head, candidates[at].name, candidates[at].columns, head.scale, None, method, score, samples)
+        candidates[at] = best
+        out = chosen_head(head, best)
+        out._choices.record("columns", "gcv", len(candidates), best.name)
+        return Selection(out, best, tuple(candidates), head, again, head._state_version)
 
 
 def named_columns(columns: Any, J: int, device: torch.device) -> dict[str, Tensor]:

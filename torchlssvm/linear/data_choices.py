@@ -21,7 +21,7 @@ class ChoiceState(Enum):
     STALE = "stale"
 
 
-_COMPARED = {"columns": "sets", "scale": "scales"}
+_COMPARED = {"columns": "sets", "scale": "scales", "rule": "rules"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Choice:
     """One choice made from data; ``str(choice)`` is the sentence that reports and certificates show.
 
     Attributes:
-        name: "rho", "calibration", "columns" or "scale".
+        name: "rho", "rule", "calibration", "columns" or "scale".
         state: open, current or stale.
         method: how it is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
         rule: True if it is made again by this method at the moments that the head names (``rho="gcv"``).

@@ -24,7 +24,7 @@ from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
-from torchlssvm.linear.discriminant_rule import RULES, resolve_rule
+from torchlssvm.linear.discriminant_rule import check_rule, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
@@ -73,8 +73,9 @@ class LSSVMHead(LinearHead):
         rule: how weights follow from the sums. ``"least_squares"``, or ``"lda"``: the linear discriminant with the
             within-class scatter S_w + rho I and priors from the class counts (weighted, if there are class weights).
             With many classes and few features, least squares hides classes that lie between others; the discriminant does not.
-            ``"auto"`` takes the discriminant for three or more classes and at most 100 features per class. ``"lda"`` needs
-            labels, a free intercept and one-vs-rest. rho is chosen for least squares, and P and C are those of least squares.
+            ``"auto"`` takes the discriminant for three or more classes and at most 100 features per class; a store, which has
+            the samples, then chooses by leave-one-out accuracy. ``"lda"`` needs labels, a free intercept and one-vs-rest.
+            rho is chosen for least squares, and P and C are those of least squares. Settable.
         folds: number of folds to keep sums for; a hash of the sample's id chooses its fold.
         normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
             row of zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
@@ -129,9 +130,7 @@ class LSSVMHead(LinearHead):
         device: torch.device | str | None = None,
     ):
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
-        checks.one_of(rule, "rule", RULES)
-        if rule != "least_squares" and (multiclass == "ovo" or intercept != "free"):
-            raise ValueError(f"rule={rule!r} needs multiclass='ovr' and intercept='free'")
+        check_rule(rule, multiclass, intercept)
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
@@ -170,8 +169,23 @@ class LSSVMHead(LinearHead):
 
     @property
     def rule(self) -> str:
-        """The rule in use: "least_squares" or "lda"."""
+        """The rule in use, "least_squares" or "lda"; settable at any time, also to "auto"."""
         return resolve_rule(self._options.rule, self.statistics)
+
+    @rule.setter
+    @exclusive
+    def rule(self, value: str) -> None:
+        check_rule(value, self.multiclass, self.intercept)
+        if value == "lda" and self.statistics.kind == "values":
+            raise ValueError("rule='lda' needs labels (B,), this head holds float targets")
+        self._choices.made.pop("rule", None)
+        self._set_rule(value)
+
+    def _set_rule(self, value: str) -> None:
+        """Use another rule. Sums and factor stay as they are."""
+        with self._changing(same_samples=True):
+            self._options.rule = value
+            self._choices.outdate_calibration()
 
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]

@@ -47,6 +47,7 @@ class LinearHead(nn.Module):
     _rho_candidates: int | None = None  # values that are compared; None: powers of two
     uncertifiable: str | None = None
     unchecked: str | None = None
+    rule: str = "least_squares"
     multiclass: str = "ovr"
     """One class against the rest, "ovr", or against each other one, "ovo"."""
 
@@ -215,12 +216,16 @@ class LinearHead(nn.Module):
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K) by the last ``calibrate``; with ``calibrated=False``, (1 + score) / 2, clipped.
 
+        Scores of the discriminant (``rule="lda"``) are log posteriors: with ``calibrated=False``, their softmax.
+
         Raises NotFittedError before the first ``calibrate``, and again after any change to the samples: a removed sample has
         shaped the calibration. A margin head keeps its samples and calibrates itself.
         """
         scores = checks.finite_scores(self(x))
         if self.num_classes < 2 or self.statistics.kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
+        if not calibrated and self.rule == "lda":
+            return scores.softmax(1)
         return self._choices.probabilities(scores, calibrated)
 
     @exclusive
@@ -367,6 +372,10 @@ class LinearHead(nn.Module):
 
     def _rho_number(self, value: Any) -> float | None:
         """A number > 0; None if rho is to be chosen from the samples."""
+        raise NotImplementedError
+
+    def _set_rule(self, value: str) -> None:
+        """Use another rule; only a least-squares head has one."""
         raise NotImplementedError
 
     def _best_rho(self) -> float | None:
@@ -616,7 +625,7 @@ class LinearHead(nn.Module):
         if meta["type"] != type(self).__name__:
             raise ValueError(f"the saved head is a {meta['type']}")
         mine = {name: getattr(self, name) for name in ("intercept", "multiclass", *ROW_OPTIONS)}
-        for name, value in (mine | {"rule": self._options.rule}).items():
+        for name, value in mine.items():
             saved = meta.get(name, "ovr" if name == "multiclass" else None)
             if saved != value:
                 raise ValueError(f"{name} is {saved!r} in the saved head and {value!r} here")

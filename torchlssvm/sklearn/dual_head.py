@@ -51,7 +51,7 @@ class DualHead:
         calibration: how probabilities are fitted to leave-one-out scores.
     """
 
-    multiclass = "ovr"
+    multiclass, rule = "ovr", "least_squares"
     _keeps_rows = True
     device = torch.device("cpu")
 
@@ -102,8 +102,9 @@ class DualHead:
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    def add(self, x: Any, y: Array, weight: Array | None = None) -> Self:
-        """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K); weight: (B,)."""
+    def add(self, x: Any, y: Any, weight: Any = None) -> Self:
+        """Learn samples. x: (B, J), a tensor, an array or a CSR matrix; y: (B,) or (B, K); weight: (B,)."""
+        x, y, weight = map(as_array, (x, y, weight))
         largest = max(float(x.max()), -float(x.min())) if min(x.shape) else 0.0
         if largest > LARGEST_FLOAT_VALUE:
             raise ValueError(
@@ -121,8 +122,9 @@ class DualHead:
         self._forget_solution()
         return self
 
-    def remove(self, x: Any, y: Array, weight: Array | None = None) -> Self:
+    def remove(self, x: Any, y: Any, weight: Any = None) -> Self:
         """Unlearn samples; if one is not held, raise RemovalError and change nothing."""
+        x, y, weight = map(as_array, (x, y, weight))
         left = self.weights.copy()
         places = self._places()
         for i, (key, wanted) in enumerate(zip(self._keys_of(x, y), self._check_weight(weight, len(y)), strict=True)):
@@ -331,10 +333,16 @@ class DualHead:
     def __call__(self, x: Any) -> Tensor:
         """Scores (B, K) of rows (B, J), dense or sparse."""
         w, b = self._solve()
-        return torch.from_numpy(np.ascontiguousarray(x @ w.numpy())) + b
+        return torch.from_numpy(np.ascontiguousarray(as_array(x) @ w.numpy())) + b
 
-    def predict_proba(self, x: Any) -> Tensor:
-        """Probabilities (B, K), calibrated on the leave-one-out scores of the samples held."""
+    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None) -> Self:
+        """Do nothing: probabilities follow the rows held."""
+        del x, y, method, weight
+        return self
+
+    def predict_proba(self, x: Any, calibrated: bool = True) -> Tensor:
+        """Probabilities (B, K), always calibrated on the leave-one-out scores of the samples held."""
+        del calibrated
         if self._calibration is None:
             labels, weights = torch.from_numpy(self.y.astype(np.int64)), torch.from_numpy(self.weights)
             self._calibration = fit(self.left_out_scores(), labels, weights, self.calibration or "temperature")
@@ -353,14 +361,21 @@ class DualHead:
             scores[rows] -= residuals[rows]
         return scores
 
-    def leave_one_out(self, x: Any, y: Array) -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it; ValueError for a sample that is not held."""
-        places = self._places()
-        keys = self._keys_of(x, y)
-        missing = next((i for i, key in enumerate(keys) if key not in places), None)
-        if missing is not None:
-            raise ValueError(f"leave-one-out needs samples that are held: row {missing} is not")
-        return self.left_out_scores()[[places[key][0] for key in keys]]
+        del weight, pairs
+        places, order = self._places(), []
+        for i, key in enumerate(self._keys_of(as_array(x), as_array(y))):
+            if key not in places:
+                raise ValueError(f"leave-one-out needs samples that are held: row {i} is not")
+            copies = places[key]
+            order.append(copies.pop(0) if len(copies) > 1 else copies[0])
+        return self.left_out_scores()[order]
+
+
+def as_array(values: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    return values.numpy() if isinstance(values, Tensor) else values
 
 
 def stack_rows(parts: list[Any]) -> Any:

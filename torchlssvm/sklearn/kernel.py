@@ -37,6 +37,7 @@ class KernelClassifier(Classifier, BaseEstimator):
 
     machine_: Any
     _labels: Array  # (n,) class indices in the order of ids_
+    _keeps_rows = False
     _X: Array  # (n, J), where rows are kept
 
     def _kernel(self, X: Array, weight: Array | None) -> Any:
@@ -78,7 +79,8 @@ class KernelClassifier(Classifier, BaseEstimator):
         more = {} if weight is None else {"weight": self._here(weight)}
         machine.add(self._here(X), self._here(index), **more)
         self.machine_, self._labels, self.ids_ = machine, labels, machine.ids.cpu().numpy()
-        self._keep_rows(X, first)
+        if self._keeps_rows:
+            self._X = X.copy() if first else np.concatenate([self._X, X])
         self._follow_counts(first)
         return self
 
@@ -88,13 +90,14 @@ class KernelClassifier(Classifier, BaseEstimator):
         self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
         kept = np.isin(self.ids_, self.machine_.ids.cpu().numpy())
         self.ids_, self._labels = self.ids_[kept], self._labels[kept]
-        self._drop_rows(kept)
+        if self._keeps_rows:
+            self._X = self._X[kept]
         self._follow_counts(False)
         return self
 
     def _follow_counts(self, solved: bool) -> None:
         """After a change of samples: derive balanced weights again, and probabilities when they are next asked for."""
-        self._fitted_maps: list[Calibration] = []
+        self._fitted_maps: list[Calibration] = []  # a list: predictions may not set attributes
         if not solved and self.class_weight == "balanced" and len(self._labels):
             self._set_C(self.machine_, self._labels)
 
@@ -128,12 +131,6 @@ class KernelClassifier(Classifier, BaseEstimator):
             self._fitted_maps.append(fit_calibration(self._left_out_scores().cpu(), labels, weight, "temperature"))
         out: Array = self._fitted_maps[0](scores).numpy()
         return out
-
-    def _keep_rows(self, X: Array, first: bool) -> None:
-        """Keep rows that the machine does not."""
-
-    def _drop_rows(self, kept: Array) -> None:
-        """Drop rows of samples that are gone. kept: (n,) booleans."""
 
     if TYPE_CHECKING:
 
@@ -221,6 +218,8 @@ class IncrementalSVC(KernelClassifier):
         self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
         self.class_weight, self.device = class_weight, device
 
+    _keeps_rows = True
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C; zero ignores a sample."""
         return self._learn(X, y, sample_weight, True)
@@ -242,12 +241,6 @@ class IncrementalSVC(KernelClassifier):
             return
         for pair, (i, j) in zip(machine.machines, machine.tasks, strict=True):
             pair.set_C((float(C[j]), float(C[i])))  # the first of a pair is class 1 of its machine
-
-    def _keep_rows(self, X: Array, first: bool) -> None:
-        self._X = X.copy() if first else np.concatenate([self._X, X])
-
-    def _drop_rows(self, kept: Array) -> None:
-        self._X = self._X[kept]
 
     def _left_out_scores(self) -> Tensor:
         fold = np.arange(len(self.ids_)) % FOLDS

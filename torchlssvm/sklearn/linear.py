@@ -15,9 +15,10 @@ from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, find_label_errors, from_scores
 from torchlssvm.errors import NotFittedError, RemovalError
-from torchlssvm.functional.checks import sparse_features
+from torchlssvm.functional import checks
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
+from torchlssvm.linear.discriminant_rule import RULES, choose_rule, has_open_rule
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unchanged_on_error
 from torchlssvm.sklearn.dual_head import DualHead
 
@@ -112,16 +113,13 @@ class LinearEstimator(BaseEstimator):
 
     def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
         """Unlearn checked samples, all or none."""
-        if isinstance(self.head_, DualHead):
-            self.head_.remove(X, y, weight)
-        else:
-            self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
+        self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _is_dual(self, X: Any) -> bool:
         """True for fewer samples than features, where a DualHead can do what is asked for."""
         plain = all(getattr(self, name, None) is None for name in ("normalize", "scale", "device"))
         return (
-            plain and bool(self._sparse) and self.intercept in ("free", "none")
+            plain and bool(self._sparse) and self.intercept in ("free", "none") and getattr(self, "rule", "auto") != "lda"
             and WIDE_FEATURES < X.shape[1] > X.shape[0] and getattr(self, "multiclass", "auto") in ("auto", "ovr")
         )  # fmt: skip
 
@@ -154,15 +152,10 @@ class LinearEstimator(BaseEstimator):
     def _add(self, X: Any, y: Array, weight: Array | None) -> None:
         """Learn checked samples, all or none."""
         dual = self.head_
-        if not isinstance(dual, DualHead):
-            dual.add(self._rows(X), self._here(y), weight=self._tensor(weight))
-        elif len(dual.y) + X.shape[0] <= dual.in_features:
-            dual.add(X, y, weight)
-        else:  # more samples than features: sums are smaller now
-            head = self._sum_head(dual.in_features, dual.num_classes, dual.grid)
-            for rows, labels, weights in ((dual.rows * dual.unit, dual.y, dual.weights), (X, y, weight)):
-                head.add(rows, torch.from_numpy(np.ascontiguousarray(labels)), weight=self._tensor(weights))
-            self.head_ = head
+        if isinstance(dual, DualHead) and len(dual.y) + X.shape[0] > dual.in_features:  # sums are smaller now
+            self.head_ = self._sum_head(dual.in_features, dual.num_classes, dual.grid)
+            self.head_.add(dual.rows * dual.unit, self._here(dual.y), weight=self._tensor(dual.weights))
+        self.head_.add(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.head_.device)
@@ -173,6 +166,10 @@ class LinearEstimator(BaseEstimator):
     def _rows(self, X: Any) -> Any:
         """Rows as the head takes them: a sparse matrix as it is."""
         return self._here(X) if isinstance(X, np.ndarray) else X
+
+    def _all_rows(self, X: Any) -> Any:
+        """Rows as leave-one-out takes them: dense, except for a DualHead."""
+        return self._rows(X if isinstance(self.head_, DualHead) else dense_rows(X))
 
     def _check_weight(self, sample_weight: Any, X: Any) -> Array | None:
         if sample_weight is None:
@@ -194,22 +191,19 @@ class LinearEstimator(BaseEstimator):
     def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
         """Compute what the options ask for from all rows: rho among ``alphas``, leave-one-out scores, a calibration."""
         calibration, store_loo = getattr(self, "calibration", None), getattr(self, "store_loo", False)
-        if self.alphas is None and calibration is None and not store_loo:
-            return
         values, head = self._candidates(), self.head_
-        if isinstance(head, DualHead):
-            if self.alphas is not None:
-                self.path_ = head.select_rho(values, self.selection)
-            if store_loo:
-                self.leave_one_out_ = head.left_out_scores().numpy()
+        open_rule = isinstance(head, LSSVMHead) and has_open_rule(head)
+        if self.alphas is None and calibration is None and not store_loo and not open_rule:
             return
         kept = slice(None) if weight is None else weight > 0
-        rows, targets = self._here(dense_rows(X)[kept]), self._here(y[kept])
+        rows, targets = self._all_rows(X[kept]), self._here(y[kept])
         weights = None if weight is None else self._here(weight[kept])
         if self.alphas is not None:
             needs_samples = self.selection != "gcv" and not head._keeps_rows
             samples: dict[str, Any] = {"x": rows, "y": targets, "weight": weights} if needs_samples else {}
             self.path_ = head.select_rho(values, self.selection, **samples)
+        if open_rule:
+            choose_rule(head, lambda: [(rows, targets, weights)])
         if store_loo:
             self.leave_one_out_ = head.leave_one_out(rows, targets, weights).cpu().numpy()
         if calibration is not None:
@@ -238,29 +232,27 @@ class LinearEstimator(BaseEstimator):
     def coef_(self) -> Array:
         """w as scikit-learn has it: (J,) or (1, J) for one output, else (K, J)."""
         weight: Array = self.head_.weight.cpu().numpy()
-        return weight[1:] if self._binary() else weight[0] if self._single() else weight
+        return weight[self._shown()]
 
     @property
     def intercept_(self) -> Any:
         """b, in the same order."""
-        bias: Array = self.head_.bias.cpu().numpy()
-        return bias[1:] if self._binary() else float(bias[0]) if self._single() else bias
+        return self.head_.bias.cpu().numpy()[self._shown()]
 
-    def _binary(self) -> bool:
-        return False
+    if TYPE_CHECKING:
 
-    def _single(self) -> bool:
-        return False
+        def _shown(self) -> slice | int:
+            """The outputs that are shown: of two classes the second, of targets (n,) the only one."""
 
     def _scores(self, X: Any) -> Tensor:
         return self._answer(X, "forward")
 
     def _answer(self, X: Any, verb: str, **options: Any) -> Tensor:
-        """Check X and pass its rows to a method of the head, with options for one on sums."""
+        """Check X and pass its rows to a method of the head."""
         check_is_fitted(self, "head_")
         X = validate_data(self, as_csr(X), reset=False, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
-        return ask(X) if isinstance(self.head_, DualHead) else ask(self._rows(X), **options)  # type: ignore[no-any-return]
+        return ask(self._rows(X), **options)  # type: ignore[no-any-return]
 
 
 class LinearClassifier(Classifier, LinearEstimator):
@@ -308,9 +300,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        if not isinstance(self.head_, DualHead):
-            weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
-            self.head_.calibrate(self._here(dense_rows(X)), labels, self.calibration, weight=weight)
+        weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
+        self.head_.calibrate(self._all_rows(X), labels, self.calibration, weight=weight)
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
@@ -321,10 +312,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        encoded, classes = self._encode(y), self.classes_.tolist()
-        if isinstance(self.head_, DualHead):
-            return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded), ids, classes=classes)
-        rows, labels = self._here(dense_rows(X)), self._here(encoded)
+        rows, labels, classes = self._all_rows(X), self._here(self._encode(y)), self.classes_.tolist()
         if isinstance(self.head_, LSSVMHead) and is_masked(len(classes), self.n_features_in_):
             found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
             return dataclasses.replace(found, classes=tuple(classes))
@@ -334,7 +322,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         """The exact change (n,) of the loss, or ``on="accuracy"``, at X_val if each sample were removed.
 
         X: (n, J) and y: (n,), samples held; X_val: (V, J); y_val: (V,). A sample whose removal raises the loss helps. Pairs of
-        classes (``multiclass="ovo"``) have no common loss: they need ``on="accuracy"``.
+        classes (``multiclass="ovo"``) have no common loss: they need ``on="accuracy"``. With ``rule_ == "lda"`` it is the
+        influence on least squares from the same sums.
         """
         check_is_fitted(self, "head_")
         (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
@@ -342,7 +331,11 @@ class LinearClassifier(Classifier, LinearEstimator):
             raise ValueError(f"influence needs sums of least squares, this estimator has a {type(self.head_).__name__}")
         rows, points = self._here(dense_rows(X)), self._here(dense_rows(X_val))
         labels, truth = self._here(self._encode(y)), self._here(self._encode(y_val))
-        out: Array = self.head_.influence(rows, labels, points, truth, on=on).cpu().numpy()
+        head = self.head_
+        if head.rule == "lda":
+            head = LSSVMHead.from_config(head.config() | {"rule": "least_squares"}, self.device)
+            head._adopt(self.head_._sample_state())
+        out: Array = head.influence(rows, labels, points, truth, on=on).cpu().numpy()
         return out
 
     def predict_proba(self, X: Any) -> Array:
@@ -357,8 +350,8 @@ class LinearClassifier(Classifier, LinearEstimator):
             ) from error
         return out
 
-    def _binary(self) -> bool:
-        return len(self.classes_) == 2
+    def _shown(self) -> slice:
+        return slice(1 if len(self.classes_) == 2 and self.head_.multiclass == "ovr" else 0, None)
 
 
 class LSSVMClassifier(LinearClassifier):
@@ -384,6 +377,11 @@ class LSSVMClassifier(LinearClassifier):
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
         multiclass: ``"ovr"`` (one against the rest), ``"ovo"`` (each pair), or ``"auto"``: pairs for 3 to 10 classes and at
             most 512 features (45 solves, and sums of 21 MB), else ``"ovr"``. ``multiclass_`` is the one in use.
+        rule: how weights follow from the sums. ``"least_squares"``, ``"lda"`` (the linear discriminant of
+            :class:`~torchlssvm.LSSVMHead`) or ``"auto"``: where ``multiclass="auto"`` is one against the rest, with at most
+            100 features per class and a free intercept, ``fit`` takes the more accurate of the two on samples left out (up to
+            2,000); ``partial_fit`` alone takes the discriminant there. ``rule_`` is the one in use. Fewer samples than features
+            are solved by least squares, unless you ask for ``"lda"``.
         calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: fitted by ``fit`` on leave-one-out scores.
             ``predict`` goes by ``decision_function``; with the last two the most probable class may be another near the border,
             as with scikit-learn's ``SVC``.
@@ -399,11 +397,11 @@ class LSSVMClassifier(LinearClassifier):
 
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
-        class_weight: Any = None, multiclass: str = "auto", calibration: str | None = None, normalize: str | None = None,
-        scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
+        class_weight: Any = None, multiclass: str = "auto", rule: str = "auto", calibration: str | None = None,
+        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
-        self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
+        self.class_weight, self.multiclass, self.rule, self.calibration = class_weight, multiclass, rule, calibration
         self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
 
     _sparse = "csr"
@@ -414,11 +412,17 @@ class LSSVMClassifier(LinearClassifier):
         kind: str = self.head_.multiclass
         return kind
 
+    @property
+    def rule_(self) -> str:
+        """The rule in use, "least_squares" or "lda"."""
+        rule: str = self.head_.rule
+        return rule
+
     def _start_outputs(self, y: Array, weight: Any) -> int:
         classes, features = super()._start_outputs(y, weight), self.n_features_in_
         if is_masked(classes, features) and self.multiclass != "ovo":
             warnings.warn(
-                f"{classes} classes meet {features} features: least squares of one class against the rest is weak there. "
+                f"{classes} classes meet {features} features: one linear function for each class is weak there. "
                 f"Lift the features first, make_pipeline(RandomFeatures({LIFTED_FEATURES}), LSSVMClassifier()) from "
                 "torchlssvm.sklearn, or use MarginClassifier",
                 stacklevel=3,
@@ -427,14 +431,15 @@ class LSSVMClassifier(LinearClassifier):
 
     def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         weight, kind = self._class_weight(), self.multiclass
+        if kind == "auto":
+            kind = "ovr" if self.rule == "lda" else choose_multiclass(outputs, in_features)
+        rule = checks.one_of(self.rule, "rule", RULES)
+        if rule == "auto" and (self.multiclass, kind, self.intercept) != ("auto", "ovr", "free"):
+            rule = "least_squares"
         return self._make(
-            LSSVMHead, in_features, outputs, grid, class_weight=weight,
-            multiclass=choose_multiclass(outputs, in_features) if kind == "auto" else kind,
+            LSSVMHead, in_features, outputs, grid, class_weight=weight, multiclass=kind, rule=rule,
             per_class=weight is not None or None,
         )  # fmt: skip
-
-    def _binary(self) -> bool:
-        return len(self.classes_) == 2 and self.multiclass_ == "ovr"
 
 
 class MarginClassifier(LinearClassifier):
@@ -530,8 +535,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         self._learn_more(X, y, None, sample_weight)
         return self
 
-    def _single(self) -> bool:
-        return bool(self._flat)
+    def _shown(self) -> slice | int:
+        return 0 if self._flat else slice(None)
 
     def predict(self, X: Any) -> Array:
         """Predict targets (B,) or (B, K)."""
@@ -541,7 +546,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
 def as_csr(X: Any) -> Any:
     """A sparse tensor as scipy has it, in CSR form; anything else as it is."""
-    rows = sparse_features(X, X.device) if isinstance(X, Tensor) else None
+    rows = checks.sparse_features(X, X.device) if isinstance(X, Tensor) else None
     if rows is None:
         return X
     from scipy.sparse import csr_matrix

@@ -27,7 +27,7 @@ from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store.sample_table import Codec, StoredRows
 
-SETTABLE_OPTIONS = ("rho", "class_weight")
+SETTABLE_OPTIONS = ("rho", "class_weight", "rule")
 """Options of a head that may change while it holds samples."""
 
 
@@ -86,7 +86,7 @@ class LinearAdapter(SampleAdapter):
     def set_options(self, config: dict[str, Any]) -> None:
         """Adopt those options of another head's :meth:`config` that may change."""
         mine = self.config()
-        for name in SETTABLE_OPTIONS:
+        for name in (name for name in SETTABLE_OPTIONS if name in mine):  # a margin head has no rule
             value = config[name]
             if mine[name] != value:
                 numbers = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value

@@ -42,6 +42,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
+from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -446,19 +447,21 @@ class SampleStore:
         with self.view():
             self.table.load_codec()
             state, codec = self._db.get("state"), self.table.codec
-            grid, rho = codec.grid, self._db.get("head").get("rho")
+            grid, head = codec.grid, self._db.get("head")
+            rho = head.get("rho")
             chosen = DataChoices.from_json((self._db.get("chosen", None) or {}).get("made", {}), None)
             return {
                 "path": str(self.path),
                 "samples": len(self),
                 "subjects": len(self.subjects()),
                 "labels": {str(label): count for label, count in self.table.labels().items()},
-                "head": self._db.get("head")["type"],
+                "head": head["type"],
                 "features": codec.J,
                 "classes": codec.K,
                 "resolution": None if grid is None else grid.resolution,
                 "limit": None if grid is None else grid.max_value,
                 "rho": None if rho is None else str(chosen.listed(rho).get("rho", f"{rho!r}, as given")),
+                "rule": str(chosen.made["rule"]) if "rule" in chosen.made else head.get("rule"),
                 "events": state["position"],
                 "digest": state["digest"],
                 "fingerprint": self.fingerprint,
@@ -607,14 +610,16 @@ class SampleStore:
     def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
 
-        Also recalibrates if the calibration is kept. Commands call this at their end, and certificates before they are
+        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy, and a
+        calibration that is kept is made again. Commands call this at their end, and certificates before they are
         made. A store that cannot be written keeps its rho, and its record of choices marks it as older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
         kept = self._db.get(CALIBRATE_RECORD, None) is not None
-        if not self.readonly and (kept or adapter.head._choices.rho_rule is not None):
+        chooses = adapter.head._choices.rho_rule is not None or has_open_rule(adapter.head)
+        if not self.readonly and (kept or chooses):
             try:
                 self._set_option(lambda head: None)
             except (StoreBusyError, StoreDiskError) as error:
@@ -653,6 +658,7 @@ class SampleStore:
                     change(head)
                     if choose_rho:
                         head._refresh_rho()
+                        choose_rule(head, lambda: ((rows.x, rows.y, None) for rows in self.batches(ROWS_PER_BATCH)))
                     self._calibrate_again()
                     options = self.live.save_options()
             except BaseException:
