@@ -63,7 +63,7 @@ class CertificateIssuer:
                     "network was trained on them. Adapt the network again without them, and add the samples left to a new "
                     "store with it"
                 )
-        state, options, fingerprint, compacted = map(self.db.get, ("state", "head", "fingerprint", "compacted"))
+        state, options, compacted = map(self.db.get, ("state", "head", "compacted"))
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
@@ -88,7 +88,7 @@ class CertificateIssuer:
             position=state["position"],
             chain=state["chain"],
             grid=self.grid(),
-            fingerprint=fingerprint,
+            fingerprint=self.db.get("fingerprint", None),
             shape=self.shape(),
             samples=state["samples"],
             compacted=compacted >= last,

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.modes import exactly
@@ -28,9 +28,6 @@ QUICKLY_SUMMED_ROWS = 1024
 PUBLISHING_SECONDS = 1.0
 """Least time between two publications. Each takes about as long as an erasure, so it would slow down a burst of erasures."""
 
-Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
-"""The options of a head, and the choices made from data, as the store keeps them."""
-
 
 class LiveHead:
     """The head that a store drives through an adapter, and the position of the journal it stands at.
@@ -39,7 +36,7 @@ class LiveHead:
         adapter: None for the store of a kernel machine that was opened without one.
         position: of the journal, which the head was last known to be at.
         stale: True while the head may be in the middle of a change: it is restored before it is used.
-        options: the store's options when this handle last read them.
+        own_options: True until the options of a head that was given to this handle are compared with the store's.
         recovery: how the head was last restored, in words.
     """
 
@@ -49,7 +46,7 @@ class LiveHead:
         self.snapshots = Snapshots(path)
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
-        self.options: Options | None = None
+        self.own_options = False
         self._published_at = float("-inf")
         self._seen = -1  # the number of the database's changes when this handle last looked
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
@@ -76,9 +73,9 @@ class LiveHead:
             )
         return self.adapter
 
-    def end_change(self, position: int, options: Options | None, digest: str | None) -> None:
+    def end_change(self, position: int, digest: str | None) -> None:
         """Record that the head is what was committed at a position, with this digest."""
-        self.position, self.options = position, options
+        self.position = position
         self.required().note(digest)
         self.stale = False
 
@@ -110,16 +107,19 @@ class LiveHead:
         self.stale = self.stale or adapter.torn
         if not self.stale and changes == self._seen:
             return adapter
-        if self.stale or self.db.get("state")["position"] != self.position:
-            self.reload()
-        else:
-            self._take_options(adapter)
-        self._seen = changes
+        self._seen = changes  # before the head is used, which asks whether it is up to date
+        try:
+            if self.stale or self.db.get("state")["position"] != self.position:
+                self._reload(adapter)
+            else:
+                self._take_options(adapter)
+        except BaseException:
+            self._seen = -1
+            raise
         return adapter
 
-    def reload(self) -> None:
+    def _reload(self, adapter: HeadAdapter) -> None:
         """Restore the head from the open view or transaction. The head is marked stale until this succeeds."""
-        adapter = self.required()
         with adapter.lock:
             trusted, self.stale = not self.stale, True
             self.table.load_codec()
@@ -128,40 +128,35 @@ class LiveHead:
                 if more > 0:
                     adapter.add_classes(more)
             self.recovery = self._recover(adapter, trusted)
-            self._take_options(adapter, restored=True)
+            self._take_options(adapter)
             self.stale = False
 
-    def _take_options(self, adapter: HeadAdapter, restored: bool = False) -> None:
-        """Adopt the store's options where they are newer than what this handle last read.
+    def _take_options(self, adapter: HeadAdapter) -> None:
+        """Adopt the store's options, and the choices made from data.
 
-        A handle that was just opened has the options of the head it was given, except for a rho that is still to be chosen:
-        the store's is the one in use. ``restored``: the samples of the head were restored, so its choices must be, too.
+        The options of a head that was given to this handle count, and are written with the next change. Only a rho that is
+        still to be chosen is the store's, once it holds samples.
         """
-        config, chosen = stored = (self.db.get("head"), self.db.get("chosen", None))
-        known, self.options = self.options, stored
-        takes_rho = adapter.rho_is_open and self.position > 0
-        newer = takes_rho if known is None else config != known[0]
-        if newer:
-            adapter.set_options(config)
-        if chosen is None and adapter.rho_is_open and not newer:
+        own, self.own_options = self.own_options, False
+        if own and adapter.rho_is_open and self.position == 0:
             return
-        if restored or newer or known is None or chosen != known[1]:
-            adapter.restore_chosen(chosen)
-            if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
-                adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
+        config = self.db.get("head")
+        if not own or adapter.rho_is_open:
+            adapter.set_options(config)
+        adapter.restore_chosen(self.db.get("chosen", None))
+        if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
+            adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
 
     def take_options(self, names: Sequence[str]) -> None:
         """Set these options of the head, and its choices from data, to those of the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
-            before = adapter.config()
-            adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
-            if adapter.config() != before:
+            if adapter.set_options({name: config[name] for name in names if name in config}):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
         """Read the store's options again at the next use, after a change that may not have been written."""
-        self._seen, self.options = -1, ({}, {})
+        self._seen = -1
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
@@ -226,14 +221,16 @@ class LiveHead:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save_options(self) -> Options:
-        """Write the options that this handle has changed; returns the options of the store once this is committed."""
+    def changed_options(self) -> dict[str, Any]:
+        """Records of the head's options and of the choices made from data, where they differ from the store's."""
         adapter = self.required()
-        now, known = (adapter.config(), adapter.chosen()), self.options or (None, None)
-        for name, value, old in zip(("head", "chosen"), now, known, strict=True):
-            if value != old:
-                self.db.put(name, value)
-        return now
+        now = {"head": adapter.config(), "chosen": adapter.chosen()}
+        return {name: value for name, value in now.items() if value != self.db.get(name, None)}
+
+    def save_options(self) -> None:
+        """Write the head's options and the choices made from data, inside a transaction."""
+        for name, value in self.changed_options().items():
+            self.db.put(name, value)
 
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
@@ -271,21 +268,17 @@ class LiveHead:
         """
         if self.adapter is None or self.stale:
             return
-        changed = self._seen != -1 and (self.adapter.config(), self.adapter.chosen()) != self.options
+        changed = self.db.changes() == self._seen and self.changed_options()  # what others have written since counts
         try:
             with self.db.transaction():
-                stored = (self.db.get("head"), self.db.get("chosen", None))
-                if changed and (self.db.get("state")["position"], stored) == (self.position, self.options):
+                if changed and self.db.changes() == self._seen:
                     self.save_options()
-                elif changed:
-                    log.warning("%s: others have written since; options set here are not kept", self.path)
-                try:
-                    self.write_snapshot()
-                except OSError as error:
-                    log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
+                self.write_snapshot()
         except StoreError as error:
             if changed:
                 raise type(error)(
                     f"{self.path} is closed and every event is kept, but not the options that were set on its head: {error}"
                 ) from error
             log.info("%s: closed without a snapshot: %s", self.path, error)
+        except OSError as error:
+            log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)

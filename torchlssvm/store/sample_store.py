@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -155,7 +154,7 @@ class SampleStore:
             self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
             self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
             if head is not None:
-                self.live.adapter = adapter_for(head)
+                self.live.adapter, self.live.own_options = adapter_for(head), True
             self._finish_creation()
             told = self._witness.read()  # before the view: what was acknowledged by then is in it
             with self._db.view():
@@ -212,7 +211,7 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
-            self._db.put_or_delete("chosen", adapter.chosen())
+            self._db.put("chosen", adapter.chosen())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -248,7 +247,7 @@ class SampleStore:
 
     def _start_head(self, device: torch.device | str | None) -> None:
         """Make the head, or check the one that was given, and restore it unless this handle only reads."""
-        bound, config = map(self._db.get, ("fingerprint", "head"))
+        bound, config = self.fingerprint, self._db.get("head")
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
                 f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
@@ -259,7 +258,7 @@ class SampleStore:
             self.live.adapter = adapter_for(head_from(config, device))
         self.table.load_codec()
         if self.live.adapter is not None and not self.readonly:
-            self.live.reload()
+            self.live.follow()
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
@@ -364,7 +363,7 @@ class SampleStore:
     @property
     def fingerprint(self) -> str | None:
         """The network whose features the store takes, if it is bound to one."""
-        return self._db.get("fingerprint")  # type: ignore[no-any-return]
+        return self._db.get("fingerprint", None)  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -434,7 +433,7 @@ class SampleStore:
         """Set a note to ``change(current value)``, atomically. The current value is None if the note is not set."""
         with self._db.transaction():
             value = change(self.note(name))
-            self._db.put_or_delete(NOTE_PREFIX + name, value)
+            self._db.put(NOTE_PREFIX + name, value)
             return value
 
     def history(self) -> list[Entry]:
@@ -577,17 +576,16 @@ class SampleStore:
         keep = self.keeps_calibration if keep is None else keep
         if keep and groups not in (None, "subject"):
             raise ValueError("a calibration that is kept has groups=None or groups='subject'")
-        with self._db.held():
-            head = self._linear("calibrate")
-            _, scores, labels = self.leave_one_out(groups=groups)
-            with self._db.transaction(), head._lock:
-                if self._db.get("state")["position"] != self.live.position:
-                    raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
-                self.live.stale = True  # until the calibration is kept
-                calibrate_on(head, scores, labels, method)
-                self._db.put_or_delete(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
-                options = self.live.save_options()
-            self.live.options, self.live.stale = options, False
+        if groups is None:
+            with self.view():
+                self._warn_if_alike()
+
+        def change(head: Any) -> None:
+            _, scores, labels = self._left_out(head, "votes", groups)
+            calibrate_on(head, scores, labels, method)
+            self._db.put(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
+
+        self._set_option(change, choose_rho=False)
 
     def _calibrate_again(self) -> None:
         """Recalibrate inside a transaction, if the calibration is kept. With too few samples it becomes invalid."""
@@ -654,11 +652,10 @@ class SampleStore:
                     if choose_rho:
                         head._refresh_rho()
                     self._calibrate_again()
-                    options = self.live.save_options()
+                    self.live.save_options()
             except BaseException:
                 self.live.discard_options()
                 raise
-            self.live.options = options
 
     # -- classes -------------------------------------------------------------------------------------------------------
 
@@ -787,7 +784,7 @@ class SampleStore:
                     self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
-                        self._db.put_or_delete(NOTE_PREFIX + name, value)
+                        self._db.put(NOTE_PREFIX + name, value)
                     if request is not None or keep_receipt:
                         self.receipts.keep(work.done, request)
                     if request is not None:
@@ -796,12 +793,13 @@ class SampleStore:
                     digest, chain = work.write_journal(work.finish())
                     if work.done and recalibrate:
                         self._calibrate_again()
-                    options = self.live.save_options() if work.done else self.live.options
+                    if work.done:
+                        self.live.save_options()
                     self._db.commit()
                 except BaseException as error:
                     self._roll_back(work, error)
                     raise
-                self.live.end_change(work.position, options, digest)
+                self.live.end_change(work.position, digest)
             if work.done:
                 self._committed(work.position, chain)
                 erased = any(done.kind != "add" for done in work.done)
@@ -929,19 +927,8 @@ class SampleStore:
             if self.suppression.path != str(Path(path).absolute()):
                 with self._db.transaction():
                     self.suppression.bind(path)
-            self.returned = self._compare_with_list()
+            self.returned = self.suppression.compare(note=True)
             return self.returned
-
-    def _compare_with_list(self) -> list[str]:
-        """The ids of samples that are held although they are on the suppression list; if there are none, that is noted."""
-        used = self.suppression.opened()
-        if used is None:
-            raise StoreError(f"{self.path} uses no suppression list")
-        head, held = used.head, self.suppression.held()
-        if not held and not self.readonly:
-            with contextlib.suppress(StoreBusyError), self._db.transaction():  # a note that only saves time
-                self.suppression.note_clean(head)
-        return held
 
     def _warn_of_returned(self) -> None:
         """Warn of samples that are held although they are on the suppression list.
@@ -949,7 +936,7 @@ class SampleStore:
         All samples are compared only if the list has changed since none was on it, and only with the key.
         """
         try:
-            held = [] if self.suppression.compared else self._compare_with_list()
+            held = [] if self.suppression.compared else self.suppression.compare(note=not self.readonly)
         except (StoreError, ValueError) as error:
             told, held = f"cannot be compared with its suppression list ({error}).", []
         else:
@@ -972,9 +959,9 @@ class SampleStore:
         for :meth:`erase`. StoreError without the key of the list.
         """
         self._check_writable()
-        held = self._compare_with_list()
+        held = self.suppression.compare(note=True)
         done = self.erase(ids=held, **files) if held else None
-        self.returned = self._compare_with_list()
+        self.returned = self.suppression.compare(note=True) if held else []
         return done
 
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
@@ -990,8 +977,8 @@ class SampleStore:
             raise ValueError("a return needs a reason: it is kept with the entry of the journal")
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
-            tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
+            used, tags = self.suppression.required(), self.suppression.tags(samples, owners)
+            missing = len(set(tags) - used.find(tags))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
@@ -999,7 +986,7 @@ class SampleStore:
             event_id = f"readmission-{new_event_id()}"
             note = {"time": now(), "reason": reason, "names": len(tags)}
             self._journalize(event_id, "readmit", tags, lambda: self._db.put(f"readmission/{event_id}", note))
-            self.suppression.withdraw(tags)
+            used.withdraw(tags)
             return len(tags)
 
     def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
@@ -1049,8 +1036,7 @@ class SampleStore:
                 self.requests.forget_names()
                 self._journal.destroy_openings()
                 self.table.renumber()
-                options = self.live.save_options()
-            self.live.options = options
+                self.live.save_options()
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(

@@ -41,9 +41,7 @@ def check_list(store: SampleStore, receipt: bool) -> Check:
     if store.suppression.path is None or not store.suppression.has_key:
         facts = {"list": store.suppression.path is not None, "receipt": receipt}
         return Check("returned", Outcome.NOT_CHECKED, facts)
-    used = store.suppression.opened()
-    assert used is not None
-    held = store.suppression.held()
+    used, held = store.suppression.required(), store.suppression.held()
     if held:
         raise VerificationError(
             f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, an "
@@ -67,9 +65,7 @@ def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
     back = [("id", i) for i in receipt.ids if i in store]
     back += [("subject", s) for s in receipt.subjects if store.find(subject=s)]
     allowed = {c for entry in returns for c in entry.commitment_list}
-    unlawful = [
-        (kind, name) for kind, name in back if not (allowed and tag_of(store, kind, name) in allowed)
-    ]  # fmt: skip
+    unlawful = [(kind, name) for kind, name in back if not (allowed and tag_of(store, kind, name) in allowed)]
     if unlawful:
         kind, name = unlawful[0]
         what = "the sample" if kind == "id" else "a sample of"

@@ -374,7 +374,7 @@ class KeptReceipts:
                 "--out FILE writes them. Nothing was changed."
             )
         for event_id in self.all():
-            self.db.put_or_delete(RECEIPT_PREFIX + event_id, None)
+            self.db.put(RECEIPT_PREFIX + event_id, None)
 
 
 def name_list(given: Any, what: str) -> list[str]:

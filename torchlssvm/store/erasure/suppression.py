@@ -9,12 +9,13 @@ not hold the key.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.errors import StoreError, SuppressedError
+from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
 from torchlssvm.events import Add
 from torchlssvm.store.database import Database
 from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE, SuppressionList, suppression_key
@@ -60,6 +61,13 @@ class Suppression:
     def _record(self) -> Any:
         return self.db.get(SUPPRESSION_RECORD, None)
 
+    def required(self) -> SuppressionList:
+        """The list, as :meth:`opened` returns it; StoreError if the store uses none."""
+        used = self.opened()
+        if used is None:
+            raise StoreError(f"{self.db.path.parent} uses no suppression list")
+        return used
+
     def opened(self) -> SuppressionList | None:
         """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
         record = self._record()
@@ -93,7 +101,7 @@ class Suppression:
             found = SuppressionList(path, key)
         if record is not None:
             self._check_list(found, record)
-        self._note(found, found.head, "" if record is None else record.get("clean", ""))
+        self._note(found, found.head, "" if record is None else record["clean"])
         return found
 
     def _check_list(self, found: SuppressionList, record: dict[str, str]) -> None:
@@ -156,7 +164,7 @@ class Suppression:
             if removal.event.ids is None:
                 tags.append(used.tag("subject", removal.event.subject))
         before, head = used.enter(tags)
-        clean = self._record().get("clean", "")
+        clean = self._record()["clean"]
         self._note(used, head, head.hex() if clean == before.hex() else clean)
 
     def held(self) -> list[str]:
@@ -170,30 +178,26 @@ class Suppression:
     def compared(self) -> bool:
         """True if no sample was on the list when they were last compared, and the list has not changed since."""
         record = self._record()
-        return record is None or SuppressionList.head_of(record["path"]).hex() == record.get("clean")
+        return record is None or SuppressionList.head_of(record["path"]).hex() == record["clean"]
 
-    def note_clean(self, head: bytes) -> None:
-        """Note, inside a transaction, that no sample is on the list whose chain of changes ends in ``head``."""
-        self.db.put(SUPPRESSION_RECORD, self._record() | {"clean": head.hex()})
+    def compare(self, note: bool) -> list[str]:
+        """Return :meth:`held`; StoreError without a list. ``note``: write down if no sample is held, which saves time later."""
+        head, held = self.required().head, self.held()
+        if note and not held:
+            with contextlib.suppress(StoreBusyError), self.db.transaction():
+                self.db.put(SUPPRESSION_RECORD, self._record() | {"clean": head.hex()})
+        return held
 
     # -- lawful return -------------------------------------------------------------------------------------------------
 
     def tags(self, ids: Sequence[str], subjects: Sequence[str]) -> list[bytes]:
         """The entries of ids and subjects; StoreError without a list."""
-        used = self.opened()
-        if used is None:
-            raise StoreError(f"{self.db.path.parent} uses no suppression list")
+        used = self.required()
         return [used.tag("id", i) for i in ids] + [used.tag("subject", s) for s in subjects]
 
     def names_listed(self, ids: Sequence[str], subjects: Sequence[str]) -> tuple[list[str], list[str]]:
         """Those of the ids and subjects that are on the list; StoreError without one."""
-        tags, used = self.tags(ids, subjects), self.opened()
-        found = set() if used is None else used.find(tags)
+        tags = self.tags(ids, subjects)
+        found = self.required().find(tags)
         on = [tag in found for tag in tags]
         return list(compress(ids, on)), list(compress(subjects, on[len(ids) :]))
-
-    def withdraw(self, tags: Sequence[bytes]) -> None:
-        """Take entries off the list. Call this after the journal has recorded the return."""
-        used = self.opened()
-        assert used is not None
-        used.withdraw(tags)

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
 from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, store_error
 from torchlssvm.store.snapshots import sync_folder
@@ -47,11 +48,7 @@ SUM_MODULUS = 2**256
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
     """Write a new key to a file that only its owner can read; FileExistsError if there is one, ValueError inside a store."""
     refuse_in_store(Path(path))
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(f"{KEY_FORMAT} {secrets.token_hex(32)}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_private(path, f"{KEY_FORMAT} {secrets.token_hex(32)}\n".encode())
     return Path(path)
 
 
@@ -106,7 +103,7 @@ class SuppressionList:
         self.path, self._key = Path(path).absolute(), key
         with self._connected() as connection:
             found = dict(connection.execute("SELECT name, value FROM list").fetchall())
-        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "head", "sum"} <= set(found):
+        if found.get("format") != LIST_FORMAT or not {"list", "check", "head", "sum"} <= set(found):
             raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
         if not hmac.compare_digest(found["check"], self._check_value()):
             raise StoreError(
@@ -132,7 +129,7 @@ class SuppressionList:
             connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
             connection.executescript(LIST_TABLES)
             start = made._link(b"", "", [values["list"].encode()])
-            rows = (values | {"entries": "0", "head": start.hex(), "sum": "0"}).items()
+            rows = (values | {"head": start.hex(), "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
             connection.execute("INSERT INTO heads VALUES (?)", (start,))
         os.replace(temporary, place)
@@ -182,16 +179,16 @@ class SuppressionList:
 
     def __len__(self) -> int:
         with self._connected() as connection:
-            return self._counted(connection, "entries")
+            return int(connection.execute("SELECT count(*) FROM entries").fetchone()[0])
 
     @property
     def head(self) -> bytes:
         """The end of the chain of changes: each change has an HMAC of its entries and of the change before it."""
         with self._connected() as connection:
-            return self._head(connection)
+            return bytes.fromhex(self._value(connection, "head"))
 
-    def _head(self, connection: sqlite3.Connection) -> bytes:
-        return bytes.fromhex(connection.execute("SELECT value FROM list WHERE name = 'head'").fetchone()[0])
+    def _value(self, connection: sqlite3.Connection, name: str) -> str:
+        return str(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
 
     def extends(self, head: bytes) -> bool:
         """True if the chain once ended in ``head``. An older copy of the file never did, even if it got new entries."""
@@ -201,9 +198,6 @@ class SuppressionList:
     def _link(self, head: bytes, change: str, tags: Iterable[bytes]) -> bytes:
         """The end of the chain after a change of entries, "+" or "-"."""
         return hmac.digest(self._key, b"".join([f"{LIST_FORMAT}\0{change}\0".encode(), head, *sorted(tags)]), "sha256")
-
-    def _counted(self, connection: sqlite3.Connection, name: str) -> int:
-        return int(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
 
     def find(self, tags: Sequence[bytes]) -> set[bytes]:
         """Return those of the given entries that are on the list."""
@@ -220,15 +214,15 @@ class SuppressionList:
         with self._connected() as connection:
             connection.execute("BEGIN")  # read one consistent state, even while another process writes
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            tags = [row[0] for row in connection.execute("SELECT tag FROM entries")]
-            size = connection.execute("PRAGMA page_count").fetchone()[0]
-            size *= connection.execute("PRAGMA page_size").fetchone()[0]
-            whole = self.path.stat().st_size == size
-            entries, total = self._counted(connection, "entries"), self._counted(connection, "sum")
-        if found != "ok" or not whole or len(tags) != entries or sum_of(tags) != total:
+            same = sum_of(row[0] for row in connection.execute("SELECT tag FROM entries")) == int(
+                self._value(connection, "sum")
+            )
+            pages, size = (connection.execute(f"PRAGMA page_{name}").fetchone()[0] for name in ("count", "size"))
+            whole = self.path.stat().st_size == pages * size
+        if found != "ok" or not whole or not same:
             raise StoreError(
-                f"{self.path} is damaged: of {entries} entries {len(tags)} are there, or some are altered"
-                f"{'' if whole else '; the file is cut short'}; structure: {found}. Restore an undamaged copy."
+                f"{self.path} is damaged: {'its entries are not those that were made' if whole else 'it is cut short'}; "
+                f"structure: {found}. Restore an undamaged copy."
             )
 
     @property
@@ -251,18 +245,17 @@ class SuppressionList:
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
-            before = head = self._head(connection)
+            before = head = bytes.fromhex(self._value(connection, "head"))
             if changed:
                 head = self._link(head, "+" if sign > 0 else "-", changed)
                 connection.execute("INSERT INTO heads VALUES (?)", (head,))
-                values = {"head": head.hex()}
-                for name, more in (("entries", len(changed)), ("sum", sum_of(changed))):
-                    values[name] = str((self._counted(connection, name) + sign * more) % SUM_MODULUS)
-                connection.executemany("UPDATE list SET value = ? WHERE name = ?", ((v, n) for n, v in values.items()))
+                total = (int(self._value(connection, "sum")) + sign * sum_of(changed)) % SUM_MODULUS
+                values = [(head.hex(), "head"), (str(total), "sum")]
+                connection.executemany("UPDATE list SET value = ? WHERE name = ?", values)
             connection.execute("COMMIT")
             return before, head
 
 
 def sum_of(tags: Iterable[bytes]) -> int:
-    """The sum of entries; it reveals an altered entry."""
+    """The sum of entries; it reveals one that is missing or altered."""
     return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS
