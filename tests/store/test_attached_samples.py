@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -101,11 +100,6 @@ def test_add_takes_a_loader_wholly_or_not_at_all(data):
     assert clf.remove(x[:20], y[:20]).head.n == 40  # rows of a merged head are still known
 
 
-def interrupted(batch):
-    yield batch
-    raise KeyboardInterrupt
-
-
 def test_a_kernel_machine_takes_a_loader_too(data):
     x, y, *_ = data
     clf = attach(network(), K, KernelLSSVM(RBF(sigma=3.0), num_classes=K))
@@ -133,12 +127,6 @@ def test_inputs_that_no_network_takes_are_told_what_to_do(given, words):
     for call in (clf.predict, lambda g: clf.add(g, torch.zeros(2, dtype=torch.int64)), clf.features):
         with pytest.raises(ValueError, match=words):
             call(given)
-
-
-def test_pixels_as_features_may_be_bytes():
-    clf = attach(nn.Linear(4, 2), 2)
-    clf.add(torch.tensor([[0, 1, 2, 3], [9, 9, 9, 9]], dtype=torch.uint8), torch.tensor([0, 1]))
-    assert clf.head.n == 2
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 1, 8, 8), "folder", 7, TensorDataset(torch.zeros(3, 64))])
@@ -255,20 +243,6 @@ def test_copies_and_pickles_have_no_store(data, tmp_path):
         assert other.store is None
         assert torch.equal(other(data[0]), clf(data[0]))
     assert clf.store is not None
-    clf.store.close()
-
-
-def test_readers_beside_an_erasure_see_one_state_or_the_other(data, tmp_path):
-    clf = attach(network(), K, grid=GRID, store=tmp_path / "store").fit(named(data))
-    before = clf(data[0])
-    seen: list[torch.Tensor] = []
-    reader = threading.Thread(target=lambda: seen.extend(clf(data[0]) for _ in range(50)))
-    reader.start()
-    clf.remove(subject="u2")
-    reader.join()
-    after = clf(data[0])
-    assert len(seen) == 50
-    assert all(torch.equal(s, before) or torch.equal(s, after) for s in seen)
     clf.store.close()
 
 

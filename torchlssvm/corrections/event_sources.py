@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Event, EventBase, from_primitives, to_primitives
 from torchlssvm.store.journal import now
@@ -137,19 +138,12 @@ class FileSource:
         self.cursor = cursor
 
 
-def open_private(path: str, flags: int) -> int:
-    """Open a new file that only its owner can read."""
-    return os.open(path, flags, 0o600)
-
-
 def read_or_make_key(path: Path) -> bytes:
     """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
     place = path.with_name(path.name + ".key")
     try:
-        with contextlib.suppress(FileExistsError), open(place, "xb", opener=open_private) as file:
-            file.write(secrets.token_bytes(FILE_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            write_private(place, secrets.token_bytes(FILE_KEY_BYTES))
         key = place.read_bytes()
     except OSError as error:
         raise StoreError(

@@ -34,6 +34,11 @@ def lasting_name(path: Any) -> str:
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
 
 
+def is_there(name: str) -> bool:
+    """False if a file is gone. Files that are elsewhere count as there."""
+    return URL_MARK in name or Path(name).exists()
+
+
 class CertificateIssuer:
     """Issues certificates for the state that a store is in, and knows the checkpoints of its head."""
 
@@ -186,14 +191,8 @@ class CertificateIssuer:
         known = self.checkpoints() if known is None else known
         if not known:
             return []
-        row = self.db.one(
-            "SELECT max(position) FROM journal WHERE position <= ? AND kind IN ('remove', 'relabel', 'replace')",
-            (position,),
-        )
-        erasure = (row or (None,))[0] or 0
-        return [
-            path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())
-        ]
+        erasure = self.journal.last_erasure(position)
+        return [name for name, at in sorted(known.items()) if at < erasure and is_there(name)]
 
 
 def file_commitment(key: bytes, digest: bytes) -> str:

@@ -173,9 +173,9 @@ class LiveHead:
         done = None
         if isinstance(adapter, LinearAdapter) and adapter.exact:
             if trusted and not adapter.empty:
-                done = self._roll_forward(adapter, was, position, digest, "the head")
+                done = self._roll_forward(adapter, was, "the head")
             for path in reversed(self.snapshots.paths()):
-                done = done or self._load_snapshot(adapter, path, position, digest)
+                done = done or self._load_snapshot(adapter, path)
         if done is None:
             adapter.clear()
             for rows in self.table.batches():
@@ -191,33 +191,32 @@ class LiveHead:
         log.info("%s: %s", self.path, done)
         return done
 
-    def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:
+    def _load_snapshot(self, adapter: LinearAdapter, path: Path) -> str | None:
         """Restore from published sums and the rows added since; None if they cannot be used, else what was done."""
         found = self.snapshots.read(path)
         if found is None:
             return None
         at = found["position"]
-        if not 0 <= at <= position or self.journal.chain_at(at).hex() != found["chain"]:
+        if not 0 <= at <= self.position or self.journal.chain_at(at).hex() != found["chain"]:
             return None
         try:
             adapter.load(found["statistics"], self.table.batches(until=at), self.table.codec)
         except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
             return None
         self._snapshot_position = at
-        return self._roll_forward(adapter, at, position, digest, f"the snapshot at position {at}")
+        return self._roll_forward(adapter, at, f"the snapshot at position {at}")
 
-    def _roll_forward(self, adapter: LinearAdapter, at: int, position: int, digest: str, start: str) -> str | None:
+    def _roll_forward(self, adapter: LinearAdapter, at: int, start: str) -> str | None:
         """Add the rows that were added since a position; None unless that gives the digest, else what was done."""
-        if self.journal.erased_since(at):
+        if self.journal.last_erasure() > at:
             return None
         added = 0
-        if at < position:
-            for rows in self.table.batches(after=at):
-                adapter.add_rows(rows, self.table.codec)
-                added += len(rows)
-        if adapter.digest() != digest:
+        for rows in self.table.batches(after=at) if at < self.position else ():
+            adapter.add_rows(rows, self.table.codec)
+            added += len(rows)
+        if adapter.digest() != self.db.get("state")["digest"]:
             return None
-        return f"rolled {start} forward to {position} by {added} rows" if added else f"loaded {start}"
+        return f"rolled {start} forward to {self.position} by {added} rows" if added else f"loaded {start}"
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

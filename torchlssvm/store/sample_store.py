@@ -47,8 +47,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
-from torchlssvm.store.erasure.suppression_list import refuse_in_store
+from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression, refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead

@@ -17,7 +17,7 @@ from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
 from torchlssvm.events import Remove, check_text
 from torchlssvm.store.erasure.requests import name_list
-from torchlssvm.store.erasure.suppression_list import refuse_in_store
+from torchlssvm.store.erasure.suppression import refuse_in_store
 from torchlssvm.store.transaction import EventResult
 
 if TYPE_CHECKING:
