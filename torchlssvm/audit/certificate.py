@@ -212,11 +212,7 @@ class Certificate:
 
 @dataclass(frozen=True, repr=False)
 class Opening:
-    """The key of the commitment to one state, and the hash of the journal at that state.
-
-    Anyone who has the key and the remaining rows can test guesses about samples that are erased later. Give it only to people
-    who must check a head without its store, and ask them to delete it afterwards.
-    """
+    """The key of the commitment to one state, and the hash of the journal at that state; see ``OPENING_WARNING``."""
 
     chain: str
     key: str

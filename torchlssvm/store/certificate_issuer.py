@@ -69,7 +69,7 @@ class CertificateIssuer:
                     "store with it"
                 )
         state, options, compacted = map(self.db.get, ("state", "head", "compacted"))
-        last, known = max(entry.position for entry in entries), self.checkpoints()
+        last = max(entry.position for entry in entries)
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
             raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
@@ -102,11 +102,11 @@ class CertificateIssuer:
                 | made
                 | {name: {"state": "stated", "how": how} for name, how in choices.items()},
                 "snapshots": self.snapshots.names_before(last),
-                "checkpoints": self.checkpoints_before(last, known),
+                "checkpoints": self.checkpoints_before(last),
             },
             library=f"torchlssvm {__version__}",
             time=now(),
-            files={} if key is None else self.file_commitments(key, known),
+            files={} if key is None else self.file_commitments(key),
             requests=requests,
         )
 
@@ -134,14 +134,14 @@ class CertificateIssuer:
         """The numbers of features and classes, as a certificate has them."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
-    def file_commitments(self, key: bytes, checkpoints: dict[str, int]) -> dict[str, str]:
+    def file_commitments(self, key: bytes) -> dict[str, str]:
         """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
         Files of earlier states get no commitment: its key could be used to test guesses about samples erased since.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
-        paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
+        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
         hashes = FileHashes(MAX_SNAPSHOT_BYTES)
         found = {name: hashes.sha256(path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: file_commitment(key, digest) for name, digest in found.items() if digest is not None}
@@ -186,13 +186,10 @@ class CertificateIssuer:
         known: dict[str, int] = self.db.get("checkpoints", {})
         return known
 
-    def checkpoints_before(self, position: int, known: dict[str, int] | None = None) -> list[str]:
+    def checkpoints_before(self, position: int) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
-        known = self.checkpoints() if known is None else known
-        if not known:
-            return []
         erasure = self.journal.last_erasure(position)
-        return [name for name, at in sorted(known.items()) if at < erasure and is_there(name)]
+        return [name for name, at in sorted(self.checkpoints().items()) if at < erasure and is_there(name)]
 
 
 def file_commitment(key: bytes, digest: bytes) -> str:

@@ -73,12 +73,6 @@ class LiveHead:
             )
         return self.adapter
 
-    def end_change(self, position: int, digest: str | None) -> None:
-        """Record that the head is what was committed at a position, with this digest."""
-        self.position = position
-        self.required().note(digest)
-        self.stale = False
-
     def step_over(self, position: int) -> None:
         """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
         if self.position == position - 1:

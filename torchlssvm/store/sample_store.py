@@ -763,7 +763,7 @@ class SampleStore:
         """
         given = as_events(events)
         self._check_writable()
-        subjects = [event.subject for event in given if isinstance(event, Remove) and event.ids is None]
+        whole = {event.event_id: event.subject for event in given if isinstance(event, Remove) and event.ids is None}
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self.live.required())
@@ -774,7 +774,7 @@ class SampleStore:
             with work.adapter.lock:
                 try:
                     if request is not None:
-                        self.requests.check_erasure(request, subjects)
+                        self.requests.check_erasure(request, whole.values())
                     self.live.prepare()
                 except BaseException:
                     self._db.roll_back()
@@ -787,8 +787,9 @@ class SampleStore:
                     if request is not None or keep_receipt:
                         self.receipts.keep(work.done, request)
                     if request is not None:
-                        self.requests.note_erasure(request, work.done, subjects)
-                        self.suppression.enter(work.done)
+                        self.requests.note_erasure(request, work.done, whole.values())
+                        removed = [i for done in work.done for i in done.nonces]
+                        self.suppression.enter(removed, [whole[e.event_id] for e in work.done if e.event_id in whole])
                     digest, chain = work.write_journal(work.finish())
                     if work.done and recalibrate:
                         self._calibrate_again()
@@ -798,12 +799,13 @@ class SampleStore:
                 except BaseException as error:
                     self._roll_back(work, error)
                     raise
-                self.live.end_change(work.position, digest)
+                work.adapter.note(digest)
+                self.live.position, self.live.stale = work.position, False
             if work.done:
                 self._committed(work.position, chain)
                 erased = any(done.kind != "add" for done in work.done)
-                self._publish(sum(len(done.ids) for done in work.done), erased)
-            answers = [done if isinstance(done, EventResult) else done.result(digest) for done in results]
+                self._publish(sum(done.samples for done in work.done), erased)
+            answers = [replace(result, digest=digest) if result.applied else result for result in results]
             return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
@@ -893,7 +895,7 @@ class SampleStore:
                 work.apply(given, self.live.position)
                 work.finish()
                 after = predictions(trial, x)
-                samples, remaining = sum(len(done.ids) for done in work.done), len(self.table)
+                samples, remaining = sum(done.samples for done in work.done), len(self.table)
             finally:
                 self._db.roll_back()
                 self.table.load_codec()

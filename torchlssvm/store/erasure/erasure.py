@@ -1,8 +1,4 @@
-"""An erasure from beginning to end: samples, receipt, compaction, certificate, in this order.
-
-Each step is durable before the next one begins, and a completed step is not repeated. After a crash, make the same call again:
-it completes the missing steps. It finds the earlier erasures by the request, or by the event id.
-"""
+"""An erasure from beginning to end: samples, receipt, compaction, certificate, in this order."""
 
 from __future__ import annotations
 
@@ -68,8 +64,8 @@ def erase(
     """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
 
     The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
-    Each step is durable before the next. **After a crash the same call finishes what is missing**: with a request,
-    or with the ``event_id`` of the first call.
+    Each step is durable before the next, and is not repeated. **After a crash the same call finishes what is missing**: it
+    finds the earlier erasures by the request, or by the ``event_id`` of the first call.
 
     Args:
         store: the store.

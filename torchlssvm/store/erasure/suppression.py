@@ -23,7 +23,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
@@ -32,9 +32,6 @@ from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Databa
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import sync_folder
 from torchlssvm.untrusted import check_regular, read_regular
-
-if TYPE_CHECKING:
-    from torchlssvm.store.transaction import AppliedEvent
 
 KEY_VARIABLE = "TORCHLSSVM_SUPPRESSION_KEY"
 """The environment variable with the key, as 64 hex digits or as the path of its file."""
@@ -397,21 +394,15 @@ class Suppression:
         ids, subjects = [event.ids[k] for k in keep], [event.subjects[k] for k in keep]
         return Add(ids, event.x[keep], event.y[keep], subjects, event.fingerprint, event.event_id), left_out
 
-    def enter(self, done: Iterable[AppliedEvent]) -> None:
-        """Enter removed samples in the list; the entries are on the disk when this returns.
+    def enter(self, ids: Sequence[str], subjects: Sequence[str]) -> None:
+        """Enter removed samples, and subjects that were removed whole; the entries are on the disk when this returns.
 
-        A removal by ids enters the ids; a removal by subject enters the subject and the ids of its samples. Called before the
-        removals commit. If the commit fails, the entries stay: repeat the removals.
+        Called before the removals commit. If the commit fails, the entries stay: repeat the removals.
         """
         used = self.opened()
         if used is None:
             return
-        tags: list[bytes] = []
-        for removal in done:
-            tags += [used.tag("id", i) for i in removal.ids]
-            if removal.event.ids is None:
-                tags.append(used.tag("subject", removal.event.subject))
-        before, head = used.enter(tags)
+        before, head = used.enter(self.tags(ids, subjects))
         clean = self._record()["clean"]
         self._note(used, head, head.hex() if clean == before.hex() else clean)
 
