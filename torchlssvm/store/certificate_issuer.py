@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm._version import __version__
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, public_choices
 from torchlssvm.audit.checks import FileState
-from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.errors import NotForgottenError, StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
