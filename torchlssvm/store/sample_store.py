@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -227,22 +228,15 @@ class SampleStore:
             raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
         if position:
             self._journal.entries(position - 1)
-        doubt = "Samples erased since may be back. Open it with accept_rollback=True to go on."
-        if told is None:
-            if position == 0:
-                return None
-            return (
-                f"{self._witness.path} is missing or damaged, so nobody can tell whether {self.path}, which is at event "
-                f"{position}, is an older copy. {doubt}"
-            )
-        if told == (position, bytes.fromhex(state["chain"])):
+        if told is None and position == 0:
             return None
-        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
-            return (
-                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
-                f"copy was put in its place. {doubt}"
-            )
-        return None
+        if told is not None and told[0] <= position and self._journal.chain_at(told[0]) == told[1]:
+            return None
+        said = "is missing or damaged" if told is None else f"says that event {told[0]} was acknowledged"
+        return (
+            f"{self.path} is at event {position}, and {self._witness.path} {said}: the log may have been cut short, or an "
+            "older copy put in its place. Samples erased since may be back. Open it with accept_rollback=True to go on."
+        )
 
     def _start_head(self, device: torch.device | str | None) -> None:
         """Make the head, or check the one that was given, and restore it unless this handle only reads."""
@@ -1071,11 +1065,8 @@ class SampleStore:
         target.mkdir(mode=0o700, parents=True)
         with self._db.held():
             self._db.copy_to(target / DATABASE_FILE)
-        copy = Database(target / DATABASE_FILE, False)
-        try:
+        with contextlib.closing(Database(target / DATABASE_FILE, False)) as copy:
             state = copy.get("state")
-        finally:
-            copy.close()
         witness = Witness(target / WITNESS_FILE)
         witness.create()
         witness.write(state["position"], bytes.fromhex(state["chain"]))
