@@ -261,17 +261,20 @@ class LiveHead:
         """
         if self.adapter is None or self.stale:
             return
-        changed = self.db.changes() == self._seen and self.changed_options()  # what others have written since counts
+        changed: dict[str, Any] = {}
         try:
+            if self.db.changes() == self._seen:  # else others have written since, and theirs count
+                changed = self.changed_options()
             with self.db.transaction():
                 if changed and self.db.changes() == self._seen:
                     self.save_options()
-                self.write_snapshot()
+                try:
+                    self.write_snapshot()
+                except OSError as error:
+                    log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
         except StoreError as error:
             if changed:
                 raise type(error)(
                     f"{self.path} is closed and every event is kept, but not the options that were set on its head: {error}"
                 ) from error
             log.info("%s: closed without a snapshot: %s", self.path, error)
-        except OSError as error:
-            log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
