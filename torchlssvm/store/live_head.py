@@ -101,29 +101,23 @@ class LiveHead:
         self.stale = self.stale or adapter.torn
         if not self.stale and changes == self._seen:
             return adapter
-        self._seen = changes  # before the head is used, which asks whether it is up to date
-        try:
+        with adapter.lock:  # readers wait, and the head does not ask whether it is up to date
             if self.stale or self.db.get("state")["position"] != self.position:
-                self._reload(adapter)
-            else:
-                self._take_options(adapter)
-        except BaseException:
-            self._seen = -1
-            raise
-        return adapter
-
-    def _reload(self, adapter: HeadAdapter) -> None:
-        """Restore the head from the open view or transaction. The head is marked stale until this succeeds."""
-        with adapter.lock:
-            trusted, self.stale = not self.stale, True
-            self.table.load_codec()
-            if isinstance(adapter, LinearAdapter):
-                more = self.db.get("head")["num_classes"] - adapter.head.num_classes
-                if more > 0:
-                    adapter.add_classes(more)
-            self.recovery = self._recover(adapter, trusted)
+                trusted, self.stale = not self.stale, True
+                self._restore(adapter, trusted)
             self._take_options(adapter)
             self.stale = False
+        self._seen = changes
+        return adapter
+
+    def _restore(self, adapter: HeadAdapter, trusted: bool) -> None:
+        """Restore the samples of the head. ``trusted``: it is as the store left it at its position."""
+        self.table.load_codec()
+        if isinstance(adapter, LinearAdapter):
+            more = self.db.get("head")["num_classes"] - adapter.head.num_classes
+            if more > 0:
+                adapter.add_classes(more)
+        self.recovery = self._recover(adapter, trusted)
 
     def _take_options(self, adapter: HeadAdapter) -> None:
         """Adopt the store's options, and the choices made from data.
@@ -131,15 +125,14 @@ class LiveHead:
         The options of a head that was given to this handle count, and are written with the next change. Only a rho that is
         still to be chosen is the store's, once it holds samples.
         """
-        own, self.own_options = self.own_options, False
-        if own and adapter.rho_is_open and self.position == 0:
-            return
-        config = self.db.get("head")
-        if not own or adapter.rho_is_open:
-            adapter.set_options(config)
-        adapter.restore_chosen(self.db.get("chosen", None))
-        if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
-            adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
+        if not (self.own_options and adapter.rho_is_open and self.position == 0):
+            config = self.db.get("head")
+            if not self.own_options or adapter.rho_is_open:
+                adapter.set_options(config)
+            adapter.restore_chosen(self.db.get("chosen", None))
+            if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
+                adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
+        self.own_options = False
 
     def take_options(self, names: Sequence[str]) -> None:
         """Set these options of the head, and its choices from data, to those of the store."""
