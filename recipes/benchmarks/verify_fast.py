@@ -28,7 +28,7 @@ from torchlssvm.functional import gram
 from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store import SampleStore, new_suppression_key
 from torchlssvm.store.database import DATABASE_FILE
-from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
 BATCH, CLASSES = 1024, 10
 

@@ -420,11 +420,3 @@ def test_fingerprints() -> None:
     with torch.no_grad():
         net[0].weight[0, 0] += 1e-6
     assert first != audit.fingerprint(net, preprocessing="resize 224")
-
-
-def test_round_trip() -> None:
-    time, shape = "2026-01-01T00:00:00+00:00", {"features": 1, "classes": 2}
-    event = {"event_id": "e", "kind": "remove", "position": 1, "time": time, "samples": 0, "commitments": []}
-    plain = Certificate([event], None, 0, "0" * 64, None, None, shape, 0, False, {}, "l", time)
-    assert Certificate.from_json(plain.to_json()) == plain
-    assert plain.to_json() == json.dumps(json.loads(plain.to_json()), sort_keys=True, separators=(",", ":"))

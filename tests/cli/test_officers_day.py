@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_tools import Shell
-from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
 pytest.importorskip("cryptography", reason="signatures need torchlssvm[audit]")
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial_erasure.md"

@@ -16,7 +16,7 @@ from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.errors import SuppressedError
 from torchlssvm.events import Add
 from torchlssvm.store import SampleStore, check_absence
-from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
 J, K, LIMIT = 6, 3, 16.0
 

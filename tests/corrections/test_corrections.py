@@ -294,15 +294,6 @@ def test_what_is_no_source_is_refused(bad: Any) -> None:
         as_source(bad)
 
 
-def test_dead_letters_hold_the_reason_and_the_event(tmp_path: Path) -> None:
-    letters = DeadLetters(tmp_path / "deep" / "dead.jsonl")
-    letters.write(Item(Remove(ids=["a"], event_id="e")), "unknown")
-    letters.write(Item(None, "nonsense", "not JSON"), "not JSON")
-    found = [json.loads(text) for text in letters.path.read_text().splitlines()]
-    assert found[0]["event"] == {"kind": "remove", "event_id": "e", "ids": ["a"]}
-    assert (found[1]["event"], found[1]["reason"]) == ("nonsense", "not JSON")
-
-
 def test_a_resumed_run_writes_no_letter_twice(tmp_path: Path) -> None:
     path, event = tmp_path / "dead.jsonl", Remove(ids=["a"], event_id="e")
     DeadLetters(path).write(Item(event), "for a reason")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -101,11 +100,6 @@ def test_add_takes_a_loader_wholly_or_not_at_all(data):
     assert clf.remove(x[:20], y[:20]).head.n == 40  # rows of a merged head are still known
 
 
-def interrupted(batch):
-    yield batch
-    raise KeyboardInterrupt
-
-
 def test_a_kernel_machine_takes_a_loader_too(data):
     x, y, *_ = data
     clf = attach(network(), K, KernelLSSVM(RBF(sigma=3.0), num_classes=K))
@@ -133,12 +127,6 @@ def test_inputs_that_no_network_takes_are_told_what_to_do(given, words):
     for call in (clf.predict, lambda g: clf.add(g, torch.zeros(2, dtype=torch.int64)), clf.features):
         with pytest.raises(ValueError, match=words):
             call(given)
-
-
-def test_pixels_as_features_may_be_bytes():
-    clf = attach(nn.Linear(4, 2), 2)
-    clf.add(torch.tensor([[0, 1, 2, 3], [9, 9, 9, 9]], dtype=torch.uint8), torch.tensor([0, 1]))
-    assert clf.head.n == 2
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 1, 8, 8), "folder", 7, TensorDataset(torch.zeros(3, 64))])
@@ -255,20 +243,6 @@ def test_copies_and_pickles_have_no_store(data, tmp_path):
         assert other.store is None
         assert torch.equal(other(data[0]), clf(data[0]))
     assert clf.store is not None
-    clf.store.close()
-
-
-def test_readers_beside_an_erasure_see_one_state_or_the_other(data, tmp_path):
-    clf = attach(network(), K, grid=GRID, store=tmp_path / "store").fit(named(data))
-    before = clf(data[0])
-    seen: list[torch.Tensor] = []
-    reader = threading.Thread(target=lambda: seen.extend(clf(data[0]) for _ in range(50)))
-    reader.start()
-    clf.remove(subject="u2")
-    reader.join()
-    after = clf(data[0])
-    assert len(seen) == 50
-    assert all(torch.equal(s, before) or torch.equal(s, after) for s in seen)
     clf.store.close()
 
 
@@ -419,3 +393,69 @@ def test_a_compiled_classifier_follows_an_erasure_of_another_process(tmp_path):
     assert not torch.equal(after, before)
     assert torch.equal(after, clf(x))
     assert clf.head.n == 30
+
+
+# -- options: those that may change are the store's unless they are given ----------------------------------------------
+
+IMAGES, LABELS = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 3
+
+
+def attached(path, head, **options):
+    return attach(network(), 3, head, store=path, **{"grid": 64.0, **options})
+
+
+@pytest.mark.parametrize(("head", "options"), [("lssvm", {"per_class": True}), ("margin", {})])
+def test_options_that_are_not_given_are_those_of_the_store(tmp_path, head, options):
+    clf = attached(tmp_path / "s", head, **options, **({"class_weight": "balanced"} if options else {}))
+    clf.fit([(IMAGES, LABELS, [str(i) for i in range(60)])])
+    clf.store.set_rho(7.0)
+    scores, expected = clf(IMAGES), (7.0, clf.head.class_weight)
+    clf.store.close()
+    for _ in range(2):  # opening it writes nothing else for the next time
+        again = attached(tmp_path / "s", head, **options)
+        assert (again.head.rho, again.head.class_weight) == expected
+        assert torch.equal(again(IMAGES), scores)
+        again.store.close()
+        with SampleStore(tmp_path / "s") as store:
+            assert (store.head.rho, store.head.class_weight) == expected
+
+
+@pytest.mark.parametrize("head", ["lssvm", "margin"])
+def test_what_is_given_counts(tmp_path, head):
+    clf = attached(tmp_path / "s", head, rho=7.0)
+    clf.fit([(IMAGES, LABELS, [str(i) for i in range(60)])])
+    clf.store.close()
+    again = attached(tmp_path / "s", head, rho=2.0)
+    assert again.head.rho == 2.0
+    again.store.close()
+    with SampleStore(tmp_path / "s") as store:
+        assert store.head.rho == 2.0
+
+
+def test_a_rho_chosen_from_the_samples_stays_a_choice(tmp_path):
+    clf = attached(tmp_path / "s", "margin")
+    clf.fit([(IMAGES, LABELS, [str(i) for i in range(60)])])
+    chosen = clf.head.select_rho().rho
+    clf.store.close()
+    again = attached(tmp_path / "s", "margin")
+    assert again.head.rho == chosen
+    assert "rho" in again.head.choices
+
+
+def test_a_head_of_ones_own_counts_as_it_is(tmp_path):
+    with SampleStore(tmp_path / "s", LSSVMHead(24, 3, rho=7.0, grid=64.0)):
+        pass
+    clf = attach(network(), 3, LSSVMHead(24, 3, rho=2.0, grid=64.0), store=tmp_path / "s")
+    assert clf.head.rho == 2.0
+
+
+def test_an_empty_store_of_other_options_says_what_to_do(tmp_path):
+    attached(tmp_path / "s", "lssvm", grid=0.5).store.close()
+    with pytest.raises(ValueError, match=r"FixedPoint\(limit=64.*not FixedPoint\(limit=0.5.*delete its folder"):
+        attached(tmp_path / "s", "lssvm")
+
+
+def test_what_differs_most_is_named_first(tmp_path):
+    attached(tmp_path / "s", "lssvm").store.close()
+    with pytest.raises(ValueError, match="type is 'MarginHead', not 'LSSVMHead'"):
+        attached(tmp_path / "s", "margin")

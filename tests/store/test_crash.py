@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,26 +218,3 @@ def test_a_torn_last_page(tmp_path: Path) -> None:
             (target / name).write_bytes(content[:-size] + os.urandom(min(size, len(content))))
             (target / "samples.sqlite-shm").unlink(missing_ok=True)
             assert outcome(target, digests) in ("last", "error"), (name, size)
-
-
-def test_a_snapshot_that_is_damaged_is_not_needed(tmp_path: Path) -> None:
-    digests = traffic(tmp_path / "store", 3)
-    snapshot = next((tmp_path / "store").glob("*.snapshot.pt"))
-    content = bytearray(snapshot.read_bytes())
-    rng = random.Random(0)
-    for _ in range(25):
-        damaged = bytearray(content)
-        for _ in range(rng.choice([1, 1, 8])):
-            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        for path in (tmp_path / "store").glob("*.snapshot.pt"):
-            path.unlink()
-        snapshot.write_bytes(damaged[: rng.choice([len(damaged), len(damaged), len(damaged) // 2])])
-        assert outcome(tmp_path / "store", digests) == "last"
-
-
-def test_the_process_is_told_what_recovery_did(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    traffic(tmp_path / "store", 3)
-    caplog.set_level("INFO", logger="torchlssvm.store")
-    time.sleep(0)
-    with SampleStore(tmp_path / "live") as store:
-        assert store.live.recovery in caplog.text

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from torchlssvm.audit import ErasureReceipt
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore, check_absence
-from torchlssvm.store.erasure.requests import add_month
 
 J, N = 5, 12
 X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(2)), torch.arange(N) % 2
@@ -29,16 +28,6 @@ def store(tmp_path: Path) -> SampleStore:
     store = SampleStore(tmp_path / "store", head=LSSVMHead(J, 2, grid=FixedPoint(8.0)))
     store.apply(Add(IDS, X, Y, SUBJECTS))
     return store
-
-
-def test_a_month_is_a_month() -> None:
-    days = {
-        "2026-11-16": "2026-12-16",
-        "2026-12-31": "2027-01-31",
-        "2028-01-31": "2028-02-29",
-        "2027-01-30": "2027-02-28",
-    }
-    assert {d: add_month(date.fromisoformat(d)).isoformat() for d in days} == days
 
 
 def test_the_way_of_a_request(store: SampleStore, tmp_path: Path) -> None:
@@ -111,19 +100,6 @@ def test_what_is_refused(store: SampleStore, options: dict[str, object], message
     with pytest.raises(ValueError, match=message):
         store.requests.open(**({"subjects": "customer-1"} | options))  # type: ignore[arg-type]
     assert (store.requests.all(), store.position) == ([], position)
-
-
-def test_short_names_count_as_words(store: SampleStore) -> None:
-    store.apply(Add(["x1"], X[:1], Y[:1], "u42"))
-    with pytest.raises(ValueError, match="holds an id or a subject"):
-        store.requests.open("u42", reason="mail of U42.")
-    with pytest.raises(ValueError, match="holds an id or a subject"):
-        store.requests.open("u42", reason="about x1")
-    with pytest.raises(ValueError, match="holds an id or a subject"):
-        store.requests.open("u42", request_id="R-u42")
-    with pytest.raises(ValueError, match="holds an id or a subject"):
-        store.requests.open("Zo\u00eb", reason="letter of zoe\u0308")
-    assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing
 
 
 def test_erasures_belong_to_an_open_request_that_names_them(store: SampleStore, tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.support.faults import Failing, replaced
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
-from torchlssvm.store.database import Database
 
 J, K, N = 7, 3, 40
 
@@ -355,20 +353,6 @@ def test_float_targets(tmp_path: Path, grid: Any, width: int) -> None:
         assert store.get(["sample-1"]).y.shape == (1, width)
 
 
-def test_heads_without_a_digest(tmp_path: Path) -> None:
-    x, y = data()
-    with SampleStore(tmp_path / "s", head=new_head(grid=None)) as store:
-        store.apply(Add(ids=ids_of(), x=x, y=y, subject=users_of()))
-        receipt = store.apply(Remove(subject="user-0"))
-        assert receipt.digest is None
-        with pytest.raises(RemovalError):
-            store.apply([Remove(subject="user-1"), Remove(subject="nobody")])
-        scores = store.head(x)
-        assert torch.allclose(relearned(store)(x), scores, atol=1e-8)
-    with SampleStore(tmp_path / "s") as store:
-        assert torch.allclose(store.head(x), scores, atol=1e-8)
-
-
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
@@ -604,19 +588,6 @@ def test_a_head_changed_behind_the_stores_back_is_refused(store: SampleStore) ->
     assert agree(store)
 
 
-def test_two_writers_take_turns(store: SampleStore, tmp_path: Path) -> None:
-    x, y = data(seed=5)
-    other = SampleStore(tmp_path / "store")
-    other.apply(Remove(subject="user-1"))
-    store.apply(Add(ids=["n"], x=x[:1], y=y[:1]))  # reloads first
-    assert agree(store)
-    other.apply(Relabel(ids=["n"], y=[2]))
-    assert agree(other)
-    assert store.head.digest() == other.head.digest()  # the head follows when it is looked at
-    assert store.position == other.position == 4
-    other.close()
-
-
 def test_a_writer_waits_no_longer_than_it_is_told(store: SampleStore, tmp_path: Path) -> None:
     impatient = SampleStore(tmp_path / "store", timeout=0.05)
     with write_locked(store.path), pytest.raises(StoreBusyError, match="in use"):
@@ -686,13 +657,6 @@ def test_preview_tells_and_changes_nothing(store: SampleStore) -> None:
     assert agree(store)
 
 
-def test_numbers(store: SampleStore) -> None:
-    numbers = store.stats()
-    assert (numbers["samples"], numbers["subjects"], numbers["events"]) == (N, 5, 1)
-    assert numbers["labels"] == {"0": 14, "1": 13, "2": 13}
-    assert numbers["digest"] == store.head.digest()
-
-
 def test_events_larger_than_a_batch(tmp_path: Path) -> None:
     """Rows are read and written 1,024 at a time; an event is one thing all the same."""
     n = 2500
@@ -711,25 +675,6 @@ def test_events_larger_than_a_batch(tmp_path: Path) -> None:
         assert torch.equal(store.get([1, 3]).x, FixedPoint(8.0).snap(x.flip(0)[[1, 3]]))
         assert store.apply(Remove(subject="all")).samples == n // 2
         assert len(store) == 0
-
-
-def test_a_failing_disk_takes_the_head_back(store: SampleStore) -> None:
-    """Whatever fails between the first statement and the commit, rows and head stay together."""
-    x, y = data(seed=8)
-    events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
-    before = (store.head.digest(), len(store), store.position)
-    for fail_at in range(1, 60):
-        try:
-            with replaced(Database, "errors", Failing(StoreError("disk I/O error"), fail_at)):
-                store.apply(events)
-        except StoreError:
-            assert (store.head.digest(), len(store), store.position) == before
-            assert agree(store)
-            continue
-        assert store.position == before[2] + 3
-        assert agree(store)
-        return
-    pytest.fail("the events never went through")
 
 
 def test_notes(store: SampleStore, tmp_path: Path) -> None:

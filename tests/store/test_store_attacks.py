@@ -106,14 +106,6 @@ def test_a_writer_takes_a_hard_linked_copy_for_its_own(store: SampleStore, tmp_p
             assert opened.recompute() == (held, opened.head.digest())
 
 
-@pytest.mark.parametrize("event_id", ["erase-u42", "U42", "erase.u42.now", "\uff3542"])
-def test_an_event_id_names_nobody_however_short(store: SampleStore, event_id: str) -> None:
-    with pytest.raises(ValueError, match="event_id"):
-        Remove(subject="u42", event_id=event_id)
-    with pytest.raises(ValueError, match="event_id"):
-        store.apply(Remove(ids=IDS[:1], event_id=event_id))
-
-
 def test_compaction_leaves_neither_gaps_nor_the_order_of_samples(store: SampleStore) -> None:
     view = store.dataset()
     store.apply(Remove(ids=[IDS[2], IDS[7]]))

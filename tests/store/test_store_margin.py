@@ -99,24 +99,6 @@ def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
         same(again.head, MarginHead(J, K, rho=1.0, grid=GRID).add(x[1:], y[1:]))
 
 
-def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
-    store, x, y = filled(tmp_path / "s", MarginHead(J, K, rho=1.0, class_weight="balanced"))
-    digest, derived = store.head.digest(), store.head._derived()
-    preview = store.preview(Remove(subject="u1"), x, y)
-    assert (preview.samples, preview.remaining) == (5, 55)
-    assert preview.flips is not None
-    with pytest.raises(ValueError, match="9"):
-        store.apply([Remove(ids=["s2"]), Relabel(ids=["s3"], y=[9])])
-    assert store.head.digest() == digest
-    assert all(torch.equal(v, store.head._derived()[k]) for k, v in derived.items() if k == "active")
-    torch.testing.assert_close(store.head.w, derived["w"], rtol=1e-12, atol=1e-12)
-    assert store.stats()["digest"] == digest
-    store.head.rho = 3.0
-    store.close()
-    with SampleStore(tmp_path / "s") as again:
-        assert (again.head.rho, again.head.class_weight) == (3.0, "balanced")
-
-
 @pytest.mark.cuda
 def test_a_store_with_a_head_on_a_gpu(tmp_path):
     with SampleStore(tmp_path / "s", head=MarginHead(J, K, rho=1.0, grid=GRID, device="cuda")) as store:

@@ -18,7 +18,7 @@ from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore, SuppressionList, new_suppression_key, suppression_key
-from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
 J, N = 6, 24
 X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2

@@ -30,6 +30,7 @@ from typing import Any
 from torchlssvm.audit.documents import check_document, read_document, write_private
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.wording import counted
 
 __all__ = ["Certificate", "Opening", "Signature"]
@@ -212,11 +213,7 @@ class Certificate:
 
 @dataclass(frozen=True, repr=False)
 class Opening:
-    """The key of the commitment to one state, and the hash of the journal at that state.
-
-    Anyone who has the key and the remaining rows can test guesses about samples that are erased later. Give it only to people
-    who must check a head without its store, and ask them to delete it afterwards.
-    """
+    """The key of the commitment to one state, and the hash of the journal at that state; see ``OPENING_WARNING``."""
 
     chain: str
     key: str
@@ -263,6 +260,23 @@ def from_base64(text: str) -> bytes:
     if base64.b64encode(data).decode() != text:
         raise VerificationError("not a certificate: payload and signatures are base64")
     return data
+
+
+def public_choices(head: Any, key: bytes | None) -> dict[str, dict[str, str]]:
+    """Choices that a linear head made from data: the method in plain text, the value of a rho or calibration as a commitment.
+
+    Such a value reveals as much as a digest. With a key there is HMAC(key, "choice " || canonical JSON of its facts).
+    """
+    out = {}
+    for name, choice in head.choices.items():
+        secret = name in ("rho", "calibration") and bool(choice.value)
+        state = choice.state.value
+        if choice.state is ChoiceState.STALE:
+            state = "void" if name == "calibration" else "kept"
+        out[name] = {"state": state, "how": str(replace(choice, value="") if secret else choice)}
+        if secret and key is not None:
+            out[name]["commitment"] = hmac.digest(key, b"choice " + canonical(choice.facts()), "sha256").hex()
+    return out
 
 
 def sample_commitment(sample_id: str, nonce: bytes) -> str:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchlssvm.audit import keys
-from torchlssvm.audit.certificate import Certificate, Opening
+from torchlssvm.audit.certificate import Certificate, Opening, public_choices
 from torchlssvm.audit.checks import Check, FileState, Outcome, Report, checking
-from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.functional.threads import threads_for

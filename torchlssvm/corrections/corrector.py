@@ -20,7 +20,6 @@ find the bad events; the others are applied in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,26 +45,12 @@ UNCERTIFIED_NOTE = "uncertified"
 """Name of the store's note that lists applied removals without a certificate."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """The event can be applied. ``event``: the part that is left to do; None if nothing is left."""
-
-    event: Event | None
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A sample of the event has not arrived."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An event can never be applied."""
-
-    error: Exception
-
-
 ReadyEvents = list[tuple[WaitingEvent, Event | None]]
+"""Events that can be applied, each with the part that is left to do (None: nothing is left)."""
+
+
+class MissingSample(Exception):
+    """A sample of an event has not arrived."""
 
 
 class Corrector:
@@ -136,9 +121,7 @@ class Corrector:
 
         ``settle=False``: the events wait until ranks have added up what they learned.
         """
-        arrived = {name for event in additions for name in WaitingEvent(event).names} | {
-            ("id", i) for i in self.unusable
-        }
+        arrived = {("id", i) for i in self.unusable}.union(*(WaitingEvent(event).names for event in additions))
         self._settle(additions, [], arrived if settle else set(), notes=notes)
 
     def leave_out_unusable(
@@ -185,61 +168,57 @@ class Corrector:
         for pending in queue:
             event, names = pending.event, pending.names
             behind = not blocked.isdisjoint(names) and not (final and isinstance(event, Remove))
-            later = (
-                [i for i, whose in arriving.items() if whose == event.subject and i not in gone]
-                if pending.on_watch
-                else []
-            )
-            verdict: Ready | Waiting | Refused
-            if pending.on_watch and not later:
+            waits = not pending.on_watch and (behind or (touched is not None and touched.isdisjoint(names)))
+            later = []
+            if pending.on_watch:
+                later = [i for i, whose in arriving.items() if whose == event.subject and i not in gone]
+            if (pending.on_watch and not later) or (not waits and self.pending.was_dropped(pending)):
                 continue
-            if not pending.on_watch and (behind or (touched is not None and touched.isdisjoint(names))):
-                verdict = Waiting()
-            elif self.pending.was_dropped(pending):
-                continue
-            else:
-                verdict = Ready(pending.for_later(later)) if pending.on_watch else self._judge(event, new, gone)
-            if isinstance(verdict, Waiting):
+            try:
+                if waits:
+                    raise MissingSample
+                rest = pending.for_later(later) if pending.on_watch else self._left_to_do(event, new, gone)
+            except MissingSample:
                 blocked.update(names)
                 continue
+            except REFUSAL_ERRORS as error:
+                pending.outcome = EventOutcome.refusal(event, error)
+            else:
+                ready.append((pending, rest))
+                if isinstance(rest, Add):
+                    new |= dict(zip(rest.ids, rest.subjects, strict=True))
+                    gone.difference_update(rest.ids)
+                elif isinstance(rest, Remove):
+                    gone.update(rest.ids or self._ids_of(rest.subject, new))
             if touched is not None:
                 touched |= names
-            if isinstance(verdict, Refused):
-                pending.outcome = EventOutcome.refusal(event, verdict.error)
-                continue
-            ready.append((pending, verdict.event))
-            if isinstance(verdict.event, Add):
-                new |= dict(zip(verdict.event.ids, verdict.event.subjects, strict=True))
-                gone.difference_update(verdict.event.ids)
-            elif isinstance(verdict.event, Remove):
-                gone.update(verdict.event.ids or self._ids_of(verdict.event.subject, new))
         return ready
 
-    def _judge(self, event: Event, new: dict[str, str | None], gone: set[str]) -> Ready | Waiting | Refused:
-        """Decide whether an event can be applied where samples come (``new``, with their subjects) and go with it."""
+    def _left_to_do(self, event: Event, new: dict[str, str | None], gone: set[str]) -> Event | None:
+        """The part of an event that is left to do where samples come (``new``, with their subjects) and go with it.
+
+        MissingSample if it has to wait; an error if it can never be applied.
+        """
         if self.seen is None or isinstance(event, Add) or self.samples.has_applied(event.event_id):
-            return Ready(event)
+            return event
         if isinstance(self.samples, HeadSamples):
             if self.samples.is_unnamed(event):
-                return Ready(event)
-            try:
-                self.samples.check(event)
-            except REFUSAL_ERRORS as error:
-                return Refused(error)
+                return event
+            self.samples.check(event)
         if event.ids is None:
             each = event.x if isinstance(event, Replace) else event.y
             needed = 1 if isinstance(event, Remove) or each.ndim == 0 else len(each)
-            held = [i for i in self._ids_of(event.subject, new) if i not in gone]
-            return Ready(event) if len(held) >= needed else Waiting()
+            if len([i for i in self._ids_of(event.subject, new) if i not in gone]) < needed:
+                raise MissingSample
+            return event
         missing = [i for i in event.ids if i in gone or not (i in new or i in self.samples)]
         arrived = [i for i in missing if i in gone or i in self.seen]
-        if arrived and not isinstance(event, Remove):
-            return Refused(RemovalError(f"no sample with the id {arrived[0]!r} is held. Nothing was changed."))
-        if len(arrived) < len(missing):
-            return Waiting()
-        if len(missing) == len(event.ids) and not self._were_left_out(missing):
-            return Refused(RemovalError(f"no sample with the id {missing[0]!r} is held. Nothing was changed."))
-        return Ready(without_samples(event, missing))
+        too_late = arrived and not isinstance(event, Remove)
+        if len(arrived) < len(missing) and not too_late:
+            raise MissingSample
+        if too_late or (len(arrived) == len(event.ids) and not self._were_left_out(arrived)):
+            raise RemovalError(f"no sample with the id {arrived[0]!r} is held. Nothing was changed.")
+        return without_samples(event, missing)
 
     def _ids_of(self, subject: str, new: dict[str, str | None]) -> list[str]:
         """List the samples of a subject that are held or come."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Event, EventBase, from_primitives, to_primitives
 from torchlssvm.store.journal import now
@@ -137,19 +138,12 @@ class FileSource:
         self.cursor = cursor
 
 
-def open_private(path: str, flags: int) -> int:
-    """Open a new file that only its owner can read."""
-    return os.open(path, flags, 0o600)
-
-
 def read_or_make_key(path: Path) -> bytes:
     """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
     place = path.with_name(path.name + ".key")
     try:
-        with contextlib.suppress(FileExistsError), open(place, "xb", opener=open_private) as file:
-            file.write(secrets.token_bytes(FILE_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            write_private(place, secrets.token_bytes(FILE_KEY_BYTES))
         key = place.read_bytes()
     except OSError as error:
         raise StoreError(
@@ -200,32 +194,27 @@ class IterableSource:
     def __init__(self, events: Iterable[Any]):
         self.events = events
         self.cursor = 0
-        self._taken = 0
         self._iterator: Iterator[Any] | None = None
 
     def read(self, limit: int) -> list[Item]:
         """Read the next events."""
         if self._iterator is None:
-            self._iterator = iter(self.events)
-            self._taken = sum(1 for _ in itertools.islice(self._iterator, self.cursor))
+            self._iterator = itertools.islice(self.events, self.cursor, None)
         items = [as_item(value) for value in itertools.islice(self._iterator, limit)]
-        self._taken += len(items)
-        self.cursor = max(self.cursor, self._taken)
+        self.cursor += len(items)
         return items
 
     def seek(self, cursor: int) -> None:
         """Continue after this number of events."""
-        if self._iterator is not None and cursor == self._taken:
-            return
-        if self._iterator is not None and iter(self.events) is self._iterator:  # an iterator only goes on
-            if cursor < self._taken:
-                raise StoreError(
-                    f"an iterator cannot go back from event {self._taken} to {cursor}: give a list or a file"
-                )
-            self._taken += sum(1 for _ in itertools.islice(self._iterator, cursor - self._taken))
+        if self._iterator is None or cursor == self.cursor:
             self.cursor = cursor
-            return
-        self.cursor, self._iterator = cursor, None
+        elif iter(self.events) is not self.events:
+            self.cursor, self._iterator = cursor, None
+        elif cursor > self.cursor:
+            self._iterator = itertools.islice(self._iterator, cursor - self.cursor, None)
+            self.cursor = cursor
+        else:
+            raise StoreError(f"an iterator cannot go back from event {self.cursor} to {cursor}: give a list or a file")
 
 
 def as_source(given: Any) -> Source:

@@ -1,17 +1,12 @@
 """The ids of samples that training has seen, so that no sample counts twice and no erased sample comes back.
 
-Samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. It is not enough to check
-whether a sample is held: a sample that was learned and then erased is not held, and must stay out. So each id that was seen is
-kept, as a keyed hash. With a store the hashes are in a file in its folder. They are written before the event, and discarded
-if the event did not reach the journal. Without a store they go into the checkpoint, with the head.
+Samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. A sample that was learned and
+then erased is not held, and must stay out. So each id that was seen is kept, as a keyed hash: with a store in a file in its
+folder, written before the event and discarded if the event did not reach the journal; without a store in the checkpoint.
 
-The file also holds the key, so that a run can be resumed. So the file shows whether an id was seen, and
-``SampleStore.compact`` removes it with the key. From then on nobody can tell which samples were erased. A run that began before
-the compaction cannot be resumed (:func:`resume_run`), unless the store has a suppression list. A new run may learn the erased
-samples again, and prints a warning.
-
-A checkpoint without a store keeps the hashes: when an erasure must leave no trace of the id, use a store, or delete checkpoints
-of runs that are over.
+Hashes and key show whether an id was seen, so ``SampleStore.compact`` removes the file. From then on nobody can tell which
+samples were erased: a run that began before cannot be resumed (:func:`resume_run`), unless the store has a suppression list. A
+checkpoint without a store keeps the hashes: delete checkpoints of runs that are over.
 """
 
 from __future__ import annotations
@@ -53,9 +48,7 @@ class SeenSamples:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self.hashes: set[bytes] = set()
-        self.key = secrets.token_bytes(
-            FINGERPRINT_BYTES
-        )  # each has its own, so that no two runs can be linked by hashes
+        self.key = secrets.token_bytes(FINGERPRINT_BYTES)  # its own, so that no two runs can be linked by hashes
         if store is not None:
             self._read(store)
 

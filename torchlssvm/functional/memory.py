@@ -8,6 +8,9 @@ import torch
 
 from torchlssvm.errors import OutOfMemoryError
 
+CHECKED_BYTES = 2**28
+"""Smaller allocations are not checked: asking the system would cost too much."""
+
 
 def free_bytes(device: torch.device) -> int | None:
     """Bytes available on a device without swapping; None if unknown."""
@@ -25,11 +28,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
-    """Raise OutOfMemoryError, before anything is allocated, unless ``needed`` bytes are free on the device.
-
-    Less than 256 MiB are not checked: asking the system would cost too much.
-    """
-    free = free_bytes(device) if needed >= 2**28 else None
+    """Raise OutOfMemoryError, before anything is allocated, unless ``needed`` bytes are free on the device."""
+    free = free_bytes(device) if needed >= CHECKED_BYTES else None
     if free is not None and needed > free:
         raise OutOfMemoryError(
             f"{what} needs {needed:,} bytes on {device}, where {free:,} are free. {remedy} Nothing was changed."

@@ -357,9 +357,8 @@ class KernelInverse:
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
         needed = 16 * n * n  # kernel matrix and factor
-        if needed >= memory.CHECKED_BYTES:
-            remedy = "Set a budget, or use random features and LSSVMHead."
-            memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
+        remedy = "Set a budget, or use random features and LSSVMHead."
+        memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
         ridge = self.ridge(slots.y[kept], y)

@@ -8,10 +8,10 @@ A store is a folder:
     *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
 """
 
-from torchlssvm.store.erasure.absence import check_absence
 from torchlssvm.store.erasure.access_report import AccessReport
+from torchlssvm.store.erasure.erasure import check_absence
 from torchlssvm.store.erasure.requests import ErasureRequest
-from torchlssvm.store.erasure.suppression_list import SuppressionList, new_suppression_key, suppression_key
+from torchlssvm.store.erasure.suppression import SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.journal import Entry
 from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
 from torchlssvm.store.sample_table import Sample, StoreDataset, StoredRows

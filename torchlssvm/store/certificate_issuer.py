@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm._version import __version__
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, public_choices
 from torchlssvm.audit.checks import FileState
-from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.errors import NotForgottenError, StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
@@ -32,6 +31,11 @@ CERTIFIED_KINDS = ("remove", "request")
 def lasting_name(path: Any) -> str:
     """Absolute path; URLs are left as they are."""
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
+
+
+def is_there(name: str) -> bool:
+    """False if a file is gone. Files that are elsewhere count as there."""
+    return URL_MARK in name or Path(name).exists()
 
 
 class CertificateIssuer:
@@ -63,8 +67,8 @@ class CertificateIssuer:
                     "network was trained on them. Adapt the network again without them, and add the samples left to a new "
                     "store with it"
                 )
-        state, options, fingerprint, compacted = map(self.db.get, ("state", "head", "fingerprint", "compacted"))
-        last, known = max(entry.position for entry in entries), self.checkpoints()
+        state, options, compacted = map(self.db.get, ("state", "head", "compacted"))
+        last = max(entry.position for entry in entries)
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
             raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
@@ -88,7 +92,7 @@ class CertificateIssuer:
             position=state["position"],
             chain=state["chain"],
             grid=self.grid(),
-            fingerprint=fingerprint,
+            fingerprint=self.db.get("fingerprint", None),
             shape=self.shape(),
             samples=state["samples"],
             compacted=compacted >= last,
@@ -97,11 +101,11 @@ class CertificateIssuer:
                 | made
                 | {name: {"state": "stated", "how": how} for name, how in choices.items()},
                 "snapshots": self.snapshots.names_before(last),
-                "checkpoints": self.checkpoints_before(last, known),
+                "checkpoints": self.checkpoints_before(last),
             },
             library=f"torchlssvm {__version__}",
             time=now(),
-            files={} if key is None else self.file_commitments(key, known),
+            files={} if key is None else self.file_commitments(key),
             requests=requests,
         )
 
@@ -129,14 +133,14 @@ class CertificateIssuer:
         """The numbers of features and classes, as a certificate has them."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
-    def file_commitments(self, key: bytes, checkpoints: dict[str, int]) -> dict[str, str]:
+    def file_commitments(self, key: bytes) -> dict[str, str]:
         """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
         Files of earlier states get no commitment: its key could be used to test guesses about samples erased since.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
-        paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
+        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
         hashes = FileHashes(MAX_SNAPSHOT_BYTES)
         found = {name: hashes.sha256(path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: file_commitment(key, digest) for name, digest in found.items() if digest is not None}
@@ -181,19 +185,10 @@ class CertificateIssuer:
         known: dict[str, int] = self.db.get("checkpoints", {})
         return known
 
-    def checkpoints_before(self, position: int, known: dict[str, int] | None = None) -> list[str]:
+    def checkpoints_before(self, position: int) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
-        known = self.checkpoints() if known is None else known
-        if not known:
-            return []
-        row = self.db.one(
-            "SELECT max(position) FROM journal WHERE position <= ? AND kind IN ('remove', 'relabel', 'replace')",
-            (position,),
-        )
-        erasure = (row or (None,))[0] or 0
-        return [
-            path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())
-        ]
+        erasure = self.journal.last_erasure(position)
+        return [name for name, at in sorted(self.checkpoints().items()) if at < erasure and is_there(name)]
 
 
 def file_commitment(key: bytes, digest: bytes) -> str:

@@ -97,11 +97,11 @@ RECORDS: dict[str, dict[str, Any]] = {
     "head": fields(type="string"),
     "rows": fields(features="integer", targets="integer", grid=["array", "null"], target_grid=["array", "null"]),
     "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
-    "suppression": fields(path="string", list="string", head=HEX),
+    "suppression": fields(path="string", list="string", head=HEX, clean="string"),
     "compacted": {"type": "integer"},
     "created": {"type": "string"},
-    "fingerprint": {"type": OPTIONAL_TEXT},
-    "chosen": {"type": ["object", "null"]},
+    "fingerprint": {"type": "string"},
+    "chosen": {"type": "object"},
     "classes": TEXTS,
     "calibrate": fields(method=OPTIONAL_TEXT, groups=OPTIONAL_TEXT),
     "checkpoints": {"type": "object", "additionalProperties": {"type": "integer"}},
@@ -134,11 +134,6 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     It detects flipped bits. The digest, the commitments and the chain detect deliberate changes.
     """
     return zlib.crc32(blob, zlib.crc32(ascii(values).encode()))
-
-
-def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[int]:
-    """The checksum of each record with the large value that belongs to it."""
-    return [checksum(record, blob) for record, blob in zip(records, blobs, strict=True)]
 
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
@@ -284,9 +279,8 @@ class Database:
             return self._millions > millions
 
         self.connection.set_progress_handler(too_many, 1_000_000)
-        if hasattr(self.connection, "setlimit"):  # from Python 3.11
-            longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
-            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+        longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
+        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
 
     def _create(self) -> None:
         if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -470,16 +464,12 @@ class Database:
         return value
 
     def put(self, name: str, value: Any) -> None:
-        """Write a value of the meta table."""
-        text = json.dumps(value, sort_keys=True)
-        self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
-
-    def put_or_delete(self, name: str, value: Any) -> None:
         """Write a value of the meta table, or delete it if it is None."""
         if value is None:
             self.run("DELETE FROM meta WHERE name = ?", (name,))
-        else:
-            self.put(name, value)
+            return
+        text = json.dumps(value, sort_keys=True)
+        self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
 
     def records(self, prefix: str) -> dict[str, Any]:
         """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""

@@ -83,14 +83,15 @@ class LinearAdapter(SampleAdapter):
         """Options that make an empty head like this one, as primitives."""
         return {"type": type(self.head).__name__} | self.head.config()
 
-    def set_options(self, config: dict[str, Any]) -> None:
-        """Adopt those options of another head's :meth:`config` that may change."""
+    def set_options(self, config: dict[str, Any]) -> bool:
+        """Adopt those options of another head's :meth:`config` that may change; True if one is another now."""
         mine = self.config()
-        for name in (name for name in SETTABLE_OPTIONS if name in mine):  # a margin head has no rule
-            value = config[name]
-            if mine[name] != value:
-                numbers = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
-                setattr(self.head, name, numbers)
+        shared = [name for name in SETTABLE_OPTIONS if name in config and name in mine]  # a margin head has no rule
+        other = {name: config[name] for name in shared if config[name] != mine[name]}
+        for name, value in other.items():
+            numbers = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+            setattr(self.head, name, numbers)
+        return bool(other)
 
     def add_classes(self, k: int) -> None:
         """Add k classes. Only the store may do this: the head refuses other callers."""
@@ -248,8 +249,9 @@ class KernelAdapter(SampleAdapter):
         """A context that does nothing: a kernel machine has no lock."""
         return nullcontext()
 
-    def set_options(self, config: dict[str, Any]) -> None:
+    def set_options(self, config: dict[str, Any]) -> bool:
         """Do nothing: no option of a kernel machine can change."""
+        return False
 
     def config(self) -> dict[str, Any]:
         """Facts that must agree when the store is opened with another machine."""

@@ -30,7 +30,8 @@ CHAIN_START = bytes(32)
 SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
 """Change of the number of samples held for each sample of an event; other kinds change none."""
 
-CHANGING_KINDS = ("add", "remove", "relabel", "replace", "classes")
+ERASING_KINDS = ("remove", "relabel", "replace")
+CHANGING_KINDS = ("add", *ERASING_KINDS, "classes")
 """Kinds of entries that change samples, or the classes they belong to; others note something, such as a request."""
 
 
@@ -192,17 +193,17 @@ class Journal:
 
     def last_change(self) -> int:
         """The position since which no sample has changed; entries after it are of other kinds."""
-        marks = ",".join("?" * len(CHANGING_KINDS))
-        row = self.db.one(f"SELECT max(position) FROM journal WHERE kind IN ({marks})", CHANGING_KINDS)
-        return (row or (None,))[0] or 0
+        return self._last(CHANGING_KINDS)
 
-    def erased_since(self, position: int) -> bool:
-        """True if samples were removed, relabelled or replaced after a position, so that their old rows are gone."""
-        kinds = "('remove', 'relabel', 'replace')"
-        return (
-            self.db.one(f"SELECT 1 FROM journal WHERE position > ? AND kind IN {kinds} LIMIT 1", (position,))
-            is not None
-        )
+    def last_erasure(self, until: int | None = None) -> int:
+        """The last position, up to a given one, at which samples were removed, relabelled or replaced: old rows are gone."""
+        return self._last(ERASING_KINDS, until)
+
+    def _last(self, kinds: Sequence[str], until: int | None = None) -> int:
+        condition = "" if until is None else f" AND position <= {int(until)}"
+        marks = ",".join("?" * len(kinds))
+        row = self.db.one(f"SELECT max(position) FROM journal WHERE kind IN ({marks}){condition}", kinds)
+        return (row or (None,))[0] or 0
 
     def destroy_openings(self) -> None:
         """Destroy the keys of all states but the present one."""

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.modes import exactly
@@ -28,9 +28,6 @@ QUICKLY_SUMMED_ROWS = 1024
 PUBLISHING_SECONDS = 1.0
 """Least time between two publications. Each takes about as long as an erasure, so it would slow down a burst of erasures."""
 
-Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
-"""The options of a head, and the choices made from data, as the store keeps them."""
-
 
 class LiveHead:
     """The head that a store drives through an adapter, and the position of the journal it stands at.
@@ -39,7 +36,7 @@ class LiveHead:
         adapter: None for the store of a kernel machine that was opened without one.
         position: of the journal, which the head was last known to be at.
         stale: True while the head may be in the middle of a change: it is restored before it is used.
-        options: the store's options when this handle last read them.
+        own_options: True until the options of a head that was given to this handle are compared with the store's.
         recovery: how the head was last restored, in words.
     """
 
@@ -49,7 +46,7 @@ class LiveHead:
         self.snapshots = Snapshots(path)
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
-        self.options: Options | None = None
+        self.own_options = False
         self._published_at = float("-inf")
         self._seen = -1  # the number of the database's changes when this handle last looked
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
@@ -75,12 +72,6 @@ class LiveHead:
                 f"the store at {self.path} was made with a {self.db.get('head')['type']}: open it with one as head"
             )
         return self.adapter
-
-    def end_change(self, position: int, options: Options | None, digest: str | None) -> None:
-        """Record that the head is what was committed at a position, with this digest."""
-        self.position, self.options = position, options
-        self.required().note(digest)
-        self.stale = False
 
     def step_over(self, position: int) -> None:
         """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
@@ -110,58 +101,49 @@ class LiveHead:
         self.stale = self.stale or adapter.torn
         if not self.stale and changes == self._seen:
             return adapter
-        if self.stale or self.db.get("state")["position"] != self.position:
-            self.reload()
-        else:
+        with adapter.lock:  # readers wait, and the head does not ask whether it is up to date
+            if self.stale or self.db.get("state")["position"] != self.position:
+                trusted, self.stale = not self.stale, True
+                self._restore(adapter, trusted)
             self._take_options(adapter)
+            self.stale = False
         self._seen = changes
         return adapter
 
-    def reload(self) -> None:
-        """Restore the head from the open view or transaction. The head is marked stale until this succeeds."""
-        adapter = self.required()
-        with adapter.lock:
-            trusted, self.stale = not self.stale, True
-            self.table.load_codec()
-            if isinstance(adapter, LinearAdapter):
-                more = self.db.get("head")["num_classes"] - adapter.head.num_classes
-                if more > 0:
-                    adapter.add_classes(more)
-            self.recovery = self._recover(adapter, trusted)
-            self._take_options(adapter, restored=True)
-            self.stale = False
+    def _restore(self, adapter: HeadAdapter, trusted: bool) -> None:
+        """Restore the samples of the head. ``trusted``: it is as the store left it at its position."""
+        self.table.load_codec()
+        if isinstance(adapter, LinearAdapter):
+            more = self.db.get("head")["num_classes"] - adapter.head.num_classes
+            if more > 0:
+                adapter.add_classes(more)
+        self.recovery = self._recover(adapter, trusted)
 
-    def _take_options(self, adapter: HeadAdapter, restored: bool = False) -> None:
-        """Adopt the store's options where they are newer than what this handle last read.
+    def _take_options(self, adapter: HeadAdapter) -> None:
+        """Adopt the store's options, and the choices made from data.
 
-        A handle that was just opened has the options of the head it was given, except for a rho that is still to be chosen:
-        the store's is the one in use. ``restored``: the samples of the head were restored, so its choices must be, too.
+        The options of a head that was given to this handle count, and are written with the next change. Only a rho that is
+        still to be chosen is the store's, once it holds samples.
         """
-        config, chosen = stored = (self.db.get("head"), self.db.get("chosen", None))
-        known, self.options = self.options, stored
-        takes_rho = adapter.rho_is_open and self.position > 0
-        newer = takes_rho if known is None else config != known[0]
-        if newer:
-            adapter.set_options(config)
-        if chosen is None and adapter.rho_is_open and not newer:
-            return
-        if restored or newer or known is None or chosen != known[1]:
-            adapter.restore_chosen(chosen)
+        if not (self.own_options and adapter.rho_is_open and self.position == 0):
+            config = self.db.get("head")
+            if not self.own_options or adapter.rho_is_open:
+                adapter.set_options(config)
+            adapter.restore_chosen(self.db.get("chosen", None))
             if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
                 adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
+        self.own_options = False
 
     def take_options(self, names: Sequence[str]) -> None:
         """Set these options of the head, and its choices from data, to those of the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
-            before = adapter.config()
-            adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
-            if adapter.config() != before:
+            if adapter.set_options({name: config[name] for name in names if name in config}):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
         """Read the store's options again at the next use, after a change that may not have been written."""
-        self._seen, self.options = -1, ({}, {})
+        self._seen = -1
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
@@ -178,9 +160,9 @@ class LiveHead:
         done = None
         if isinstance(adapter, LinearAdapter) and adapter.exact:
             if trusted and not adapter.empty:
-                done = self._roll_forward(adapter, was, position, digest, "the head")
+                done = self._roll_forward(adapter, was, "the head")
             for path in reversed(self.snapshots.paths()):
-                done = done or self._load_snapshot(adapter, path, position, digest)
+                done = done or self._load_snapshot(adapter, path)
         if done is None:
             adapter.clear()
             for rows in self.table.batches():
@@ -196,44 +178,45 @@ class LiveHead:
         log.info("%s: %s", self.path, done)
         return done
 
-    def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:
+    def _load_snapshot(self, adapter: LinearAdapter, path: Path) -> str | None:
         """Restore from published sums and the rows added since; None if they cannot be used, else what was done."""
         found = self.snapshots.read(path)
         if found is None:
             return None
         at = found["position"]
-        if not 0 <= at <= position or self.journal.chain_at(at).hex() != found["chain"]:
+        if not 0 <= at <= self.position or self.journal.chain_at(at).hex() != found["chain"]:
             return None
         try:
             adapter.load(found["statistics"], self.table.batches(until=at), self.table.codec)
         except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
             return None
         self._snapshot_position = at
-        return self._roll_forward(adapter, at, position, digest, f"the snapshot at position {at}")
+        return self._roll_forward(adapter, at, f"the snapshot at position {at}")
 
-    def _roll_forward(self, adapter: LinearAdapter, at: int, position: int, digest: str, start: str) -> str | None:
+    def _roll_forward(self, adapter: LinearAdapter, at: int, start: str) -> str | None:
         """Add the rows that were added since a position; None unless that gives the digest, else what was done."""
-        if self.journal.erased_since(at):
+        if self.journal.last_erasure() > at:
             return None
         added = 0
-        if at < position:
-            for rows in self.table.batches(after=at):
-                adapter.add_rows(rows, self.table.codec)
-                added += len(rows)
-        if adapter.digest() != digest:
+        for rows in self.table.batches(after=at) if at < self.position else ():
+            adapter.add_rows(rows, self.table.codec)
+            added += len(rows)
+        if adapter.digest() != self.db.get("state")["digest"]:
             return None
-        return f"rolled {start} forward to {position} by {added} rows" if added else f"loaded {start}"
+        return f"rolled {start} forward to {self.position} by {added} rows" if added else f"loaded {start}"
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save_options(self) -> Options:
-        """Write the options that this handle has changed; returns the options of the store once this is committed."""
+    def changed_options(self) -> dict[str, Any]:
+        """Records of the head's options and of the choices made from data, where they differ from the store's."""
         adapter = self.required()
-        now, known = (adapter.config(), adapter.chosen()), self.options or (None, None)
-        for name, value, old in zip(("head", "chosen"), now, known, strict=True):
-            if value != old:
-                self.db.put(name, value)
-        return now
+        now = {"head": adapter.config(), "chosen": adapter.chosen()}
+        return {name: value for name, value in now.items() if value != self.db.get(name, None)}
+
+    def save_options(self) -> None:
+        """Write the head's options and the choices made from data, inside a transaction."""
+        for name, value in self.changed_options().items():
+            self.db.put(name, value)
 
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
@@ -271,14 +254,13 @@ class LiveHead:
         """
         if self.adapter is None or self.stale:
             return
-        changed = self._seen != -1 and (self.adapter.config(), self.adapter.chosen()) != self.options
+        changed: dict[str, Any] = {}
         try:
+            if self.db.changes() == self._seen:  # else others have written since, and theirs count
+                changed = self.changed_options()
             with self.db.transaction():
-                stored = (self.db.get("head"), self.db.get("chosen", None))
-                if changed and (self.db.get("state")["position"], stored) == (self.position, self.options):
+                if changed and self.db.changes() == self._seen:
                     self.save_options()
-                elif changed:
-                    log.warning("%s: others have written since; options set here are not kept", self.path)
                 try:
                     self.write_snapshot()
                 except OSError as error:

@@ -49,8 +49,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
-from torchlssvm.store.erasure.suppression_list import refuse_in_store
+from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression, refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
@@ -156,7 +155,7 @@ class SampleStore:
             self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
             self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
             if head is not None:
-                self.live.adapter = adapter_for(head)
+                self.live.adapter, self.live.own_options = adapter_for(head), True
             self._finish_creation()
             told = self._witness.read()  # before the view: what was acknowledged by then is in it
             with self._db.view():
@@ -213,7 +212,7 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
-            self._db.put_or_delete("chosen", adapter.chosen())
+            self._db.put("chosen", adapter.chosen())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -230,26 +229,19 @@ class SampleStore:
             raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
         if position:
             self._journal.entries(position - 1)
-        doubt = "Samples erased since may be back. Open it with accept_rollback=True to go on."
-        if told is None:
-            if position == 0:
-                return None
-            return (
-                f"{self._witness.path} is missing or damaged, so nobody can tell whether {self.path}, which is at event "
-                f"{position}, is an older copy. {doubt}"
-            )
-        if told == (position, bytes.fromhex(state["chain"])):
+        if told is None and position == 0:
             return None
-        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
-            return (
-                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
-                f"copy was put in its place. {doubt}"
-            )
-        return None
+        if told is not None and told[0] <= position and self._journal.chain_at(told[0]) == told[1]:
+            return None
+        said = "is missing or damaged" if told is None else f"says that event {told[0]} was acknowledged"
+        return (
+            f"{self.path} is at event {position}, and {self._witness.path} {said}: the log may have been cut short, or an "
+            "older copy put in its place. Samples erased since may be back. Open it with accept_rollback=True to go on."
+        )
 
     def _start_head(self, device: torch.device | str | None) -> None:
         """Make the head, or check the one that was given, and restore it unless this handle only reads."""
-        bound, config = map(self._db.get, ("fingerprint", "head"))
+        bound, config = self.fingerprint, self._db.get("head")
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
                 f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
@@ -260,7 +252,7 @@ class SampleStore:
             self.live.adapter = adapter_for(head_from(config, device))
         self.table.load_codec()
         if self.live.adapter is not None and not self.readonly:
-            self.live.reload()
+            self.live.follow()
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
@@ -365,7 +357,7 @@ class SampleStore:
     @property
     def fingerprint(self) -> str | None:
         """The network whose features the store takes, if it is bound to one."""
-        return self._db.get("fingerprint")  # type: ignore[no-any-return]
+        return self._db.get("fingerprint", None)  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -435,7 +427,7 @@ class SampleStore:
         """Set a note to ``change(current value)``, atomically. The current value is None if the note is not set."""
         with self._db.transaction():
             value = change(self.note(name))
-            self._db.put_or_delete(NOTE_PREFIX + name, value)
+            self._db.put(NOTE_PREFIX + name, value)
             return value
 
     def history(self) -> list[Entry]:
@@ -580,17 +572,16 @@ class SampleStore:
         keep = self.keeps_calibration if keep is None else keep
         if keep and groups not in (None, "subject"):
             raise ValueError("a calibration that is kept has groups=None or groups='subject'")
-        with self._db.held():
-            head = self._linear("calibrate")
-            _, scores, labels = self.leave_one_out(groups=groups)
-            with self._db.transaction(), head._lock:
-                if self._db.get("state")["position"] != self.live.position:
-                    raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
-                self.live.stale = True  # until the calibration is kept
-                calibrate_on(head, scores, labels, method, grouped=groups is not None)
-                self._db.put_or_delete(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
-                options = self.live.save_options()
-            self.live.options, self.live.stale = options, False
+        if groups is None:
+            with self.view():
+                self._warn_if_alike()
+
+        def change(head: Any) -> None:
+            _, scores, labels = self._left_out(head, "votes", groups)
+            calibrate_on(head, scores, labels, method, grouped=groups is not None)
+            self._db.put(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
+
+        self._set_option(change, choose_rho=False)
 
     def _calibrate_again(self) -> None:
         """Recalibrate inside a transaction, if the calibration is kept. With too few samples it becomes invalid."""
@@ -660,11 +651,10 @@ class SampleStore:
                         head._refresh_rho()
                         choose_rule(head, lambda: ((rows.x, rows.y, None) for rows in self.batches(ROWS_PER_BATCH)))
                     self._calibrate_again()
-                    options = self.live.save_options()
+                    self.live.save_options()
             except BaseException:
                 self.live.discard_options()
                 raise
-            self.live.options = options
 
     # -- classes -------------------------------------------------------------------------------------------------------
 
@@ -773,7 +763,7 @@ class SampleStore:
         """
         given = as_events(events)
         self._check_writable()
-        subjects = [event.subject for event in given if isinstance(event, Remove) and event.ids is None]
+        whole = {event.event_id: event.subject for event in given if isinstance(event, Remove) and event.ids is None}
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self.live.required())
@@ -784,7 +774,7 @@ class SampleStore:
             with work.adapter.lock:
                 try:
                     if request is not None:
-                        self.requests.check_erasure(request, subjects)
+                        self.requests.check_erasure(request, whole.values())
                     self.live.prepare()
                 except BaseException:
                     self._db.roll_back()
@@ -793,26 +783,29 @@ class SampleStore:
                     self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
-                        self._db.put_or_delete(NOTE_PREFIX + name, value)
+                        self._db.put(NOTE_PREFIX + name, value)
                     if request is not None or keep_receipt:
                         self.receipts.keep(work.done, request)
                     if request is not None:
-                        self.requests.note_erasure(request, work.done, subjects)
-                        self.suppression.enter(work.done)
+                        self.requests.note_erasure(request, work.done, whole.values())
+                        removed = [i for done in work.done for i in done.nonces]
+                        self.suppression.enter(removed, [whole[e.event_id] for e in work.done if e.event_id in whole])
                     digest, chain = work.write_journal(work.finish())
                     if work.done and recalibrate:
                         self._calibrate_again()
-                    options = self.live.save_options() if work.done else self.live.options
+                    if work.done:
+                        self.live.save_options()
                     self._db.commit()
                 except BaseException as error:
                     self._roll_back(work, error)
                     raise
-                self.live.end_change(work.position, options, digest)
+                work.adapter.note(digest)
+                self.live.position, self.live.stale = work.position, False
             if work.done:
                 self._committed(work.position, chain)
                 erased = any(done.kind != "add" for done in work.done)
-                self._publish(sum(len(done.ids) for done in work.done), erased)
-            answers = [done if isinstance(done, EventResult) else done.result(digest) for done in results]
+                self._publish(sum(done.samples for done in work.done), erased)
+            answers = [replace(result, digest=digest) if result.applied else result for result in results]
             return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
@@ -902,7 +895,7 @@ class SampleStore:
                 work.apply(given, self.live.position)
                 work.finish()
                 after = predictions(trial, x)
-                samples, remaining = sum(len(done.ids) for done in work.done), len(self.table)
+                samples, remaining = sum(done.samples for done in work.done), len(self.table)
             finally:
                 self._db.roll_back()
                 self.table.load_codec()
@@ -935,19 +928,8 @@ class SampleStore:
             if self.suppression.path != str(Path(path).absolute()):
                 with self._db.transaction():
                     self.suppression.bind(path)
-            self.returned = self._compare_with_list()
+            self.returned = self.suppression.compare(note=True)
             return self.returned
-
-    def _compare_with_list(self) -> list[str]:
-        """The ids of samples that are held although they are on the suppression list; if there are none, that is noted."""
-        used = self.suppression.opened()
-        if used is None:
-            raise StoreError(f"{self.path} uses no suppression list")
-        head, held = used.head, self.suppression.held()
-        if not held and not self.readonly:
-            with contextlib.suppress(StoreBusyError), self._db.transaction():  # a note that only saves time
-                self.suppression.note_clean(head)
-        return held
 
     def _warn_of_returned(self) -> None:
         """Warn of samples that are held although they are on the suppression list.
@@ -955,7 +937,7 @@ class SampleStore:
         All samples are compared only if the list has changed since none was on it, and only with the key.
         """
         try:
-            held = [] if self.suppression.compared else self._compare_with_list()
+            held = [] if self.suppression.compared else self.suppression.compare(note=not self.readonly)
         except (StoreError, ValueError) as error:
             told, held = f"cannot be compared with its suppression list ({error}).", []
         else:
@@ -978,9 +960,9 @@ class SampleStore:
         for :meth:`erase`. StoreError without the key of the list.
         """
         self._check_writable()
-        held = self._compare_with_list()
+        held = self.suppression.compare(note=True)
         done = self.erase(ids=held, **files) if held else None
-        self.returned = self._compare_with_list()
+        self.returned = self.suppression.compare(note=True) if held else []
         return done
 
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
@@ -996,8 +978,8 @@ class SampleStore:
             raise ValueError("a return needs a reason: it is kept with the entry of the journal")
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
-            tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
+            used, tags = self.suppression.required(), self.suppression.tags(samples, owners)
+            missing = len(set(tags) - used.find(tags))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
@@ -1005,7 +987,7 @@ class SampleStore:
             event_id = f"readmission-{new_event_id()}"
             note = {"time": now(), "reason": reason, "names": len(tags)}
             self._journalize(event_id, "readmit", tags, lambda: self._db.put(f"readmission/{event_id}", note))
-            self.suppression.withdraw(tags)
+            used.withdraw(tags)
             return len(tags)
 
     def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
@@ -1055,8 +1037,7 @@ class SampleStore:
                 self.requests.forget_names()
                 self._journal.destroy_openings()
                 self.table.renumber()
-                options = self.live.save_options()
-            self.live.options = options
+                self.live.save_options()
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(
@@ -1090,11 +1071,8 @@ class SampleStore:
         target.mkdir(mode=0o700, parents=True)
         with self._db.held():
             self._db.copy_to(target / DATABASE_FILE)
-        copy = Database(target / DATABASE_FILE, False)
-        try:
+        with contextlib.closing(Database(target / DATABASE_FILE, False)) as copy:
             state = copy.get("state")
-        finally:
-            copy.close()
         witness = Witness(target / WITNESS_FILE)
         witness.create()
         witness.write(state["position"], bytes.fromhex(state["chain"]))

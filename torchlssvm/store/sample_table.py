@@ -27,7 +27,7 @@ from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, checksums
+from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, checksum
 from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
@@ -188,36 +188,38 @@ class SampleTable:
     """The samples of one store."""
 
     def __init__(self, db: Database):
-        self.db, self.codec = db, Codec(1, 1)  # until load_codec
-        self._record: dict[str, Any] | None = None  # of the codec, as it was last read or written
+        self.db = db
+        self._form: tuple[Any, Codec] = (
+            None,
+            Codec(1, 1),
+        )  # of the rows: the record last read or written, and its meaning
         self.on_read: Callable[[int], None] | None = None
+
+    @property
+    def codec(self) -> Codec:
+        """The form in which rows are stored, as of :meth:`load_codec`."""
+        return self._form[1]
 
     def adopt_codec(self, codec: Codec) -> None:
         """Store rows in another form from now on, and write down which; needs a table without rows."""
-        if codec == self.codec and self._record is not None:
+        if codec == self.codec and self._form[0] is not None:
             return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
         record = {"features": codec.J, "targets": codec.K} | grids | ({"plain": True} if codec.plain else {})
         self.db.put("rows", record)
-        self._set_codec(codec, record)
-
-    def _set_codec(self, codec: Codec, record: dict[str, Any]) -> None:
-        self._record = None  # an interrupt on the way lets the next load_codec read it again
-        self.codec = codec
-        self._record = record
+        self._form = record, codec
 
     def load_codec(self) -> None:
         """Read in which form rows are stored, which another process may have changed."""
         found = self.db.get("rows")
-        if found == self._record:
+        if found == self._form[0]:
             return
-        numbers = (found["grid"], found["target_grid"])
         try:
-            grid, target_grid = (grid_from_json(g) for g in numbers)
+            grid, target_grid = (grid_from_json(found[name]) for name in ("grid", "target_grid"))
         except (IndexError, OverflowError, TypeError, ValueError) as error:
             raise self.db.damaged(f"the grid of its rows cannot be read: {error}") from None
         plain = bool(found.get("plain", False))
-        self._set_codec(Codec(found["features"], found["targets"], grid, target_grid, plain), found)
+        self._form = found, Codec(found["features"], found["targets"], grid, target_grid, plain)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
@@ -359,8 +361,8 @@ class SampleTable:
 
     def _checked(self, found: Rows) -> Rows:
         blobs = [row[9] if isinstance(row[9], bytes) else b"" for row in found]
-        for row, expected in zip(found, checksums([row[:8] for row in found], blobs), strict=True):
-            if not isinstance(row[9], bytes) or row[8] != expected:
+        for row, blob in zip(found, blobs, strict=True):
+            if not isinstance(row[9], bytes) or row[8] != checksum(row[:8], blob):
                 raise self.db.damaged(f"row {row[0]} does not have its checksum")
             if not all(map(isinstance, row, SAMPLE_COLUMN_TYPES)) or len(row[7]) != NONCE_BYTES:
                 raise self.db.damaged(f"row {row[0]} holds values of other types")
@@ -391,7 +393,7 @@ class SampleTable:
             same = [position] * len(fresh), [now] * len(fresh)
             seqs = range(first + part.start, first + part.start + len(fresh))
             columns = (seqs, ids[part], subjects[part], labels or nothing, targets or nothing, *same, fresh)
-            sums = checksums(zip(*columns, strict=True), blobs)
+            sums = list(map(checksum, zip(*columns, strict=True), blobs))
             nonces.extend(fresh)
             return zip(*columns, sums, blobs, strict=True)
 
@@ -423,8 +425,8 @@ class SampleTable:
         labels, targets = self.codec.labels_and_targets(rows.y if y is None else y)
         nothing, same = [None] * len(rows), [position] * len(rows)
         new = (labels or nothing, targets or nothing, same)
-        sums = checksums(zip(rows.seq, rows.ids, rows.subjects, *new, rows.added, rows.nonces, strict=True), blobs)
-        changed = zip(*new, sums, blobs, rows.seq, strict=True)
+        records = zip(rows.seq, rows.ids, rows.subjects, *new, rows.added, rows.nonces, strict=True)
+        changed = zip(*new, map(checksum, records, blobs), blobs, rows.seq, strict=True)
         self.db.many(
             "UPDATE samples SET label = ?, target = ?, position = ?, checksum = ?, features = ? WHERE seq = ?", changed
         )
@@ -439,8 +441,7 @@ class SampleTable:
         for part in self._scan(SAMPLE_COLUMNS, ROWS_PER_BATCH, " AND seq >= ?", gap):
             moved = [(n, *row[1:8]) for n, row in enumerate(self._checked(part), first)]
             first += len(part)
-            sums = checksums(moved, [row[9] for row in part])
-            changed = ((m[0], c, row[0]) for m, c, row in zip(moved, sums, part, strict=True))
+            changed = ((new[0], checksum(new, old[9]), old[0]) for new, old in zip(moved, part, strict=True))
             self.db.many("UPDATE samples SET seq = ?, checksum = ? WHERE seq = ?", changed)
 
     def _count(self, subjects: Iterable[str | None], sign: int) -> None:

@@ -58,33 +58,10 @@ class EventResult:
             done = f"{len(self.left_out)} samples were erased on request and stay out, {rest}"
         return f"{self.kind} {self.event_id}: {done} ({self.samples} samples, position {self.position})"
 
-
-@dataclass
-class AppliedEvent:
-    """An event that is applied but not yet committed."""
-
-    event: Event
-    position: int
-    ids: Sequence[str]
-    nonces: list[bytes]
-    left_out: Sequence[str] = ()
-    """Samples of an Add that were not added, since they were erased on request."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of the event."""
-        return self.event.kind
-
     @property
     def commitment_bytes(self) -> list[bytes]:
         """The commitments that the journal keeps of its samples."""
-        return commitments(self.nonces, self.ids)
-
-    def result(self, digest: str | None) -> EventResult:
-        """The result of the event, once it is committed."""
-        nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        name, kind = self.event.event_id, self.event.kind
-        return EventResult(name, kind, self.position, True, len(self.ids), digest, nonces, tuple(self.left_out))
+        return commitments(map(bytes.fromhex, self.nonces.values()), self.nonces)
 
 
 class NetChange:
@@ -170,15 +147,12 @@ class Transaction:
         """``source``: the network of features that come without a fingerprint."""
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
-        self.done: list[AppliedEvent] = []
+        self.done: list[EventResult] = []
         self.head_changed = False
         self._change = NetChange()
 
-    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EventResult]:
-        """Apply events to the rows, after a position of the journal. Events that change nothing return their result at once.
-
-        The head follows with :meth:`finish`.
-        """
+    def apply(self, events: Sequence[Event], position: int) -> list[EventResult]:
+        """Apply events to the rows, after a position of the journal. The head, and its digest, follow with :meth:`finish`."""
         self.position = position
         with torch.inference_mode(False), torch.no_grad():
             return [self._apply(event) for event in events]
@@ -191,7 +165,7 @@ class Transaction:
 
     def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
         """Write the journal, before the database commits; returns the digest and the end of the chain."""
-        events = [(d.event.event_id, d.kind, d.commitment_bytes) for d in self.done]
+        events = [(done.event_id, done.kind, done.commitment_bytes) for done in self.done]
         state = self.journal.append(events, digest)
         return state["digest"], bytes.fromhex(state["chain"])
 
@@ -205,15 +179,14 @@ class Transaction:
             self.head_changed = before
             raise
 
-    def _apply(self, event: Event) -> AppliedEvent | EventResult:
-        past = self._past_event(event.event_id)
+    def _apply(self, event: Event) -> EventResult:
+        past: EventResult | Entry | None = next((done for done in self.done if done.event_id == event.event_id), None)
+        past = past or self.journal.of(event.event_id)
         if past is not None:
-            if isinstance(event, Add) and len(event.ids) > len(
-                past.commitment_bytes
-            ):  # some may have been left out then
+            if isinstance(event, Add) and len(event.ids) > past.samples:  # some may have been left out then
                 event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
-            return EventResult(event.event_id, past.kind, past.position, False, len(past.commitment_bytes), None)
+            return EventResult(event.event_id, past.kind, past.position, False, past.samples, None)
         left_out: Sequence[str] = ()
         if isinstance(event, Add):
             rest, left_out = self.suppression.screen(event)
@@ -223,14 +196,14 @@ class Transaction:
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
         }  # fmt: skip
-        done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
+        ids, secrets = handlers[type(event)](event)
         self.position += 1
+        nonces = {i: nonce.hex() for i, nonce in zip(ids, secrets, strict=True)}
+        done = EventResult(
+            event.event_id, event.kind, self.position, True, len(ids), None, nonces, left_out=tuple(left_out)
+        )
         self.done.append(done)
         return done
-
-    def _past_event(self, event_id: str) -> AppliedEvent | Entry | None:
-        """The event that was applied under an id, in this call or before."""
-        return next((done for done in self.done if done.event.event_id == event_id), None) or self.journal.of(event_id)
 
     def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:
         empty = self.table.empty
@@ -245,7 +218,7 @@ class Transaction:
 
     def _check_source(self, given: str | None, empty: bool) -> None:
         """Refuse features of another network; the first ones with a fingerprint bind an empty store."""
-        bound = self.table.db.get("fingerprint")
+        bound = self.table.db.get("fingerprint", None)
         if given == bound:
             return None
         if bound is None and empty:
@@ -323,11 +296,11 @@ class Transaction:
 # kind and number; by commitment, for samples that are still held; and by content, for rows that no later event has written.
 
 
-def check_repetition(table: SampleTable, event: Event, past: AppliedEvent | Entry) -> None:
+def check_repetition(table: SampleTable, event: Event, past: EventResult | Entry) -> None:
     """ValueError if an event differs from the one that was applied under its id, or if that one is no longer in effect."""
     if event.kind != past.kind:
         raise taken_id_error(event, past, f"it is a {event.kind}")
-    if event.ids is not None and len(event.ids) != len(past.commitment_bytes):
+    if event.ids is not None and len(event.ids) != past.samples:
         raise taken_id_error(event, past, f"it has {len(event.ids)}")
     seqs = table.of_subject(event.subject) if event.ids is None else list(table.held(event.ids).values())
     if isinstance(event, Remove):
@@ -371,10 +344,10 @@ def same_content(
     return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
 
 
-def taken_id_error(event: Event, past: AppliedEvent | Entry, why: str) -> ValueError:
+def taken_id_error(event: Event, past: EventResult | Entry, why: str) -> ValueError:
     """The error for an event id that is taken."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "
-        f"{len(past.commitment_bytes)} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing "
+        f"{past.samples} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing "
         "was changed."
     )

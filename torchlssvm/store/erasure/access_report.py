@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchlssvm.store.certificate_issuer import URL_MARK
+from torchlssvm.store.certificate_issuer import is_there
 from torchlssvm.store.sample_table import Sample
 
 if TYPE_CHECKING:
@@ -52,6 +51,6 @@ class AccessReport:
             for path, position in sorted(store.certificates.checkpoints().items()):
                 held = sum(s.position is None or s.position <= position for s in samples)
                 if held:
-                    files.append(KnownFile(path, position, held, URL_MARK in path or Path(path).exists()))
+                    files.append(KnownFile(path, position, held, is_there(path)))
             requests = [r for r in store.requests.all() if subject in r.named("subject")]
             return cls(subject, samples, files, requests)

@@ -1,23 +1,24 @@
 """An erasure from beginning to end: samples, receipt, compaction, certificate, in this order.
 
-Each step is durable before the next one begins, and a completed step is not repeated. After a crash, make the same call again:
-it completes the missing steps. It finds the earlier erasures by the request, or by the event id.
+Later, :func:`check_absence` checks that the samples have not come back, as far as the available names and keys allow.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.checks import Check, Outcome, checking
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
 from torchlssvm.events import Remove, check_text
 from torchlssvm.store.erasure.requests import name_list
-from torchlssvm.store.erasure.suppression_list import refuse_in_store
+from torchlssvm.store.erasure.suppression import refuse_in_store
+from torchlssvm.store.journal import commitments
 from torchlssvm.store.transaction import EventResult
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def erase(
     """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
 
     The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
-    Each step is durable before the next. **After a crash the same call finishes what is missing**: with a request,
-    or with the ``event_id`` of the first call.
+    Each step is durable before the next, and is not repeated. **After a crash the same call finishes what is missing**: it
+    finds the earlier erasures by the request, or by the ``event_id`` of the first call.
 
     Args:
         store: the store.
@@ -168,3 +169,67 @@ def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path |
             f"compacted. torchlssvm receipt {store.path} --out FILE writes it"
         ) from error
     return path
+
+
+# -- absence -----------------------------------------------------------------------------------------------------------
+
+
+def check_absence(
+    store: SampleStore, certificate: Certificate, receipt: ErasureReceipt | None = None
+) -> dict[str, Check]:
+    """Look for the return of erased samples: by the suppression list, and by the names of a receipt.
+
+    VerificationError if the store holds an erased sample again without a lawful return. The result also lists what could not be
+    checked.
+    """
+    with store.view():
+        with checking("returned"):
+            found = {"returned": check_list(store, receipt is not None)}
+        if receipt is not None:
+            with checking("receipt"):
+                about, back = receipt.check(certificate), check_receipt(store, receipt)
+            facts = {**about.facts, "returned": back}
+            if receipt.request is not None:  # the journal has it with these names
+                facts |= {"request": receipt.request["id"], "subjects": receipt.subjects, "unnamed_request": False}
+            found["receipt"] = replace(about, facts=facts)
+        return found
+
+
+def check_list(store: SampleStore, receipt: bool) -> Check:
+    """Compare all samples with the suppression list, if there is one and its key."""
+    if store.suppression.path is None or not store.suppression.has_key:
+        facts = {"list": store.suppression.path is not None, "receipt": receipt}
+        return Check("returned", Outcome.NOT_CHECKED, facts)
+    used, held = store.suppression.required(), store.suppression.held()
+    if held:
+        raise VerificationError(
+            f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, an "
+            "erasure was interrupted, or they were erased in another store with the same list. Erase them here too."
+        )
+    return Check("returned", Outcome.HOLDS, {"entries": len(used)})
+
+
+def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
+    """Look for the ids and subjects of a receipt among the samples; returns how many are back after a lawful return."""
+    request = receipt.request
+    entries = {entry.event_id: entry for entry in store.history()}
+    if request is not None:
+        opened = entries.get(request["id"])
+        nonces = [bytes.fromhex(n["nonce"]) for n in request["names"]]
+        named = {c.hex() for c in commitments(nonces, [n["name"] for n in request["names"]])}
+        if opened is None or opened.kind != "request" or not named <= set(opened.commitment_list):
+            raise VerificationError(f"the journal has no request {request['id'][:80]!r} with the names of the receipt")
+    erased = max(event["position"] for event in receipt.events)
+    returns = [entry for entry in entries.values() if entry.kind == "readmit" and entry.position > erased]
+    allowed = {c for entry in returns for c in entry.commitment_list}
+    keyed = store.suppression.path is not None and store.suppression.has_key
+    used = store.suppression.required() if allowed and keyed else None
+    back = [("id", i) for i in receipt.ids if i in store]
+    back += [("subject", s) for s in receipt.subjects if store.find(subject=s)]
+    for kind, name in back:
+        if used is None or used.tag(kind, name).hex() not in allowed:
+            what = "the sample" if kind == "id" else "a sample of"
+            hint = " (the journal has a lawful return since; only the suppression key can tell whose)"
+            unknown = returns and not store.suppression.has_key
+            raise VerificationError(f"{what} {name!r} of the receipt is in the store again{hint if unknown else ''}")
+    return len(back)

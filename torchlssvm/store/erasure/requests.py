@@ -21,7 +21,7 @@ from torchlssvm.events import as_list, check_free_text, check_text
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Journal, commitments, now
 from torchlssvm.store.sample_table import SampleTable
-from torchlssvm.store.transaction import AppliedEvent
+from torchlssvm.store.transaction import EventResult
 
 REQUEST_PREFIX = "request/"
 RECEIPT_PREFIX = "receipt/"
@@ -273,15 +273,15 @@ class Requests:
                 f"the request {request_id!r} does not name the subject {unknown[0]!r}. Nothing was changed."
             )
 
-    def note_erasure(self, request_id: str, done: Sequence[AppliedEvent], subjects: Iterable[str | None]) -> None:
+    def note_erasure(self, request_id: str, done: Sequence[EventResult], subjects: Iterable[str | None]) -> None:
         """Note removals that belong to a request; ValueError if its texts hold the name of a sample."""
         if not done:
             return
         request = self.get(request_id)
-        concerned = [*(i for removal in done for i in removal.ids), *subjects]
+        concerned = [*(i for removal in done for i in removal.nonces), *subjects]
         for name, text in (("request_id", request.id), ("reason", request.reason), ("operator", request.operator)):
             check_free_text(text, name, concerned)
-        events = [*request.events, *(removal.event.event_id for removal in done)]
+        events = [*request.events, *(removal.event_id for removal in done)]
         steps = {step: at for step, at in request.steps.items() if step in ("received", "previewed")}
         if not self.still_held(request):
             steps["erased"] = now()
@@ -320,19 +320,13 @@ class KeptReceipts:
     def __init__(self, db: Database):
         self.db = db
 
-    def keep(self, done: Iterable[AppliedEvent], request: str | None) -> None:
+    def keep(self, done: Iterable[EventResult], request: str | None) -> None:
         """Keep ids and nonces of removals, inside their transaction."""
         for removal in done:
-            if removal.event.kind != "remove":
-                continue
-            record = {
-                "request": request,
-                "position": removal.position,
-                "ids": list(removal.ids),
-                "nonces": [nonce.hex() for nonce in removal.nonces],
-                "written": False,
-            }
-            self.db.put(RECEIPT_PREFIX + removal.event.event_id, record)
+            if removal.kind == "remove":
+                samples = {"ids": list(removal.nonces), "nonces": list(removal.nonces.values())}
+                record = {"request": request, "position": removal.position, "written": False} | samples
+                self.db.put(RECEIPT_PREFIX + removal.event_id, record)
 
     def all(self) -> dict[str, dict[str, Any]]:
         """The records by event ids, in the order of the journal; StoreError if one cannot be read."""
@@ -374,7 +368,7 @@ class KeptReceipts:
                 "--out FILE writes them. Nothing was changed."
             )
         for event_id in self.all():
-            self.db.put_or_delete(RECEIPT_PREFIX + event_id, None)
+            self.db.put(RECEIPT_PREFIX + event_id, None)
 
 
 def name_list(given: Any, what: str) -> list[str]:

@@ -1,27 +1,273 @@
-"""A store's use of a suppression list: samples that were erased on request stay out.
+"""A suppression list: a file from which only the holder of its key can tell who was erased on request.
 
-The record "suppression" of a store names the list and the end of its chain of changes when the store last wrote to it
-(``head``), so that another list, or an older copy, is noticed. ``clean`` is the end of the chain when no sample of the store
-was on the list. What is added later is compared with the list. So all samples are compared only when the list has changed
-since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries. The record does
-not hold the key.
+An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject" and the
+name is in Unicode's form NFC, so that the same name typed on another machine gives the same entry. Without the key nobody can
+test a guess against an entry. The order of the file does not reveal the order of erasures. Several stores may share a list. The
+list is kept outside the store, so that restoring an old copy of the store does not restore an old list.
+
+A store that uses a list has a record "suppression". It names the list and the end of its chain of changes when the store last
+wrote to it (``head``), so that another list, or an older copy, is noticed. ``clean`` is the end of the chain when no sample of
+the store was on the list. What is added later is compared with the list, so all samples are compared only if the list has
+changed since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import os
-from collections.abc import Iterable, Sequence
+import re
+import secrets
+import sqlite3
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from torchlssvm.errors import StoreError, SuppressedError
+from torchlssvm.audit.documents import write_private
+from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
 from torchlssvm.events import Add
-from torchlssvm.store.database import Database
-from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE, SuppressionList, suppression_key
+from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, store_error
 from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.snapshots import sync_folder
+from torchlssvm.untrusted import check_regular, read_regular
 
-if TYPE_CHECKING:
-    from torchlssvm.store.transaction import AppliedEvent
+KEY_VARIABLE = "TORCHLSSVM_SUPPRESSION_KEY"
+"""The environment variable with the key, as 64 hex digits or as the path of its file."""
+
+KEY_FORMAT = "torchlssvm-suppression-key-1"
+KEY_DIGITS = re.compile("[0-9a-fA-F]{64}")
+"""A key: 32 bytes, as many as SHA-256 has."""
+
+LIST_FORMAT = "torchlssvm-suppression-1"
+LIST_APPLICATION_ID = 0x746C7370
+"""The letters "tlsp": they mark an SQLite file as a suppression list."""
+
+LIST_TABLES = """
+CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+SUM_MODULUS = 2**256
+"""Every entry, read as a number, is below this value."""
+
+
+def new_suppression_key(path: str | os.PathLike[str]) -> Path:
+    """Write a new key to a file that only its owner can read; FileExistsError if there is one, ValueError inside a store."""
+    refuse_in_store(Path(path))
+    write_private(path, f"{KEY_FORMAT} {secrets.token_hex(32)}\n".encode())
+    return Path(path)
+
+
+def suppression_key(given: Any = None) -> bytes | None:
+    """Read a key from 32 bytes, 64 hex digits or a file; by default from the environment variable. None if that is not set."""
+    if given is None:
+        given = os.environ.get(KEY_VARIABLE) or None
+        if given is None:
+            return None
+    if isinstance(given, bytes) and len(given) == 32:
+        return given
+    if isinstance(given, str) and KEY_DIGITS.fullmatch(given):
+        return bytes.fromhex(given)
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError("a suppression key is 32 bytes, 64 hex digits or a file with them")
+    refuse_in_store(Path(given))
+    try:
+        name, _, digits = read_regular(given, 4096).decode("ascii").strip().partition(" ")
+    except UnicodeDecodeError:
+        name = digits = ""
+    if name != KEY_FORMAT or not KEY_DIGITS.fullmatch(digits):
+        raise ValueError(f"{os.fspath(given)} holds no suppression key: torchlssvm keygen --suppression FILE makes one")
+    return bytes.fromhex(digits)
+
+
+def refuse_in_store(path: Path) -> None:
+    """ValueError if a path is inside the folder of a store. Keys, lists and receipts there would be copied with the store."""
+    place = path.resolve()
+    for folder in place.parents:
+        if os.path.lexists(folder / DATABASE_FILE):
+            raise ValueError(
+                f"{path} is inside the store {folder}: keys, suppression lists and receipts are kept elsewhere"
+            )
+
+
+class SuppressionList:
+    """The entries of one file, read and written under the controller's key. Nothing stays open between two calls.
+
+    Args:
+        path: the file; :meth:`create` makes it.
+        key: 32 bytes (:func:`~torchlssvm.store.suppression_key`). A wrong one is a StoreError.
+
+    >>> import tempfile
+    >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
+    >>> tags = [listed.tag("subject", "u42"), listed.tag("id", "photo-7")]
+    >>> _, head = listed.enter(tags[:1])
+    >>> len(listed), [tag in listed.find(tags) for tag in tags], listed.extends(head)
+    (1, [True, False], True)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: bytes):
+        self.path, self._key = Path(path).absolute(), key
+        with self._connected() as connection:
+            found = dict(connection.execute("SELECT name, value FROM list").fetchall())
+        if found.get("format") != LIST_FORMAT or not {"list", "check", "head", "sum"} <= set(found):
+            raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
+        if not hmac.compare_digest(found["check"], self._check_value()):
+            raise StoreError(
+                f"this is not the key of the suppression list {self.path}: the list cannot be read with it"
+            )
+        self.name: str = found["list"]
+        """The random name of the list, by which a store knows it."""
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], key: bytes) -> SuppressionList:
+        """Make an empty list; StoreError if there is a file already, ValueError inside the folder of a store."""
+        place = Path(path).absolute()
+        refuse_in_store(place)
+        if os.path.lexists(place):
+            raise StoreError(f"{place} is there already: a suppression list is never overwritten")
+        temporary = place.with_name(place.name + ".tmp")
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        made = cls.__new__(cls)
+        made.path, made._key = temporary, key
+        values = {"format": LIST_FORMAT, "list": secrets.token_hex(16), "check": made._check_value()}
+        with made._connected(new=True) as connection:
+            connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
+            connection.executescript(LIST_TABLES)
+            start = made._link(b"", "", [values["list"].encode()])
+            rows = (values | {"head": start.hex(), "sum": "0"}).items()
+            connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
+            connection.execute("INSERT INTO heads VALUES (?)", (start,))
+        os.replace(temporary, place)
+        sync_folder(place.parent)
+        return cls(place, key)
+
+    @staticmethod
+    def head_of(path: str | os.PathLike[str]) -> bytes:
+        """The end of the chain of changes of a list, which can be read without the key."""
+        found = SuppressionList.__new__(SuppressionList)
+        found.path = Path(path).absolute()
+        return found.head
+
+    @contextlib.contextmanager
+    def _connected(self, new: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the file for one piece of work; SQLite's errors come out as StoreErrors that name it."""
+        try:
+            check_regular(self.path)
+        except ValueError as error:
+            raise StoreError(f"{error}: this is no suppression list") from None
+        if not self.path.exists():
+            raise StoreError(
+                f"the suppression list {self.path} is not there: without it nobody can tell who was erased. Put it back, or "
+                "say where it is now: torchlssvm suppression use STORE --list FILE"
+            )
+        try:
+            uri = f"{self.path.as_uri()}?mode=rw"
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)) as connection:
+                connection.execute("PRAGMA synchronous = EXTRA")  # FULL does not sync the folder when a log is deleted
+                connection.execute("PRAGMA secure_delete = ON")
+                connection.execute("PRAGMA trusted_schema = OFF")
+                if not new and connection.execute("PRAGMA application_id").fetchone()[0] != LIST_APPLICATION_ID:
+                    raise StoreError(f"{self.path} is no suppression list")
+                yield connection
+        except sqlite3.Error as error:
+            raise store_error(error, self.path, "suppression list") from error
+
+    def _check_value(self) -> str:
+        return hmac.digest(self._key, f"{LIST_FORMAT}\0check".encode(), "sha256").hex()
+
+    def tag(self, kind: str, name: str) -> bytes:
+        """The entry of an id or a subject."""
+        text = f"{LIST_FORMAT}\0{kind}\0{unicodedata.normalize('NFC', name)}"
+        return hmac.digest(self._key, text.encode(), "sha256")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        with self._connected() as connection:
+            return int(connection.execute("SELECT count(*) FROM entries").fetchone()[0])
+
+    @property
+    def head(self) -> bytes:
+        """The end of the chain of changes: each change has an HMAC of its entries and of the change before it."""
+        with self._connected() as connection:
+            return bytes.fromhex(self._value(connection, "head"))
+
+    def _value(self, connection: sqlite3.Connection, name: str) -> str:
+        return str(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
+
+    def extends(self, head: bytes) -> bool:
+        """True if the chain once ended in ``head``. An older copy of the file never did, even if it got new entries."""
+        with self._connected() as connection:
+            return connection.execute("SELECT 1 FROM heads WHERE head = ?", (head,)).fetchone() is not None
+
+    def _link(self, head: bytes, change: str, tags: Iterable[bytes]) -> bytes:
+        """The end of the chain after a change of entries, "+" or "-"."""
+        return hmac.digest(self._key, b"".join([f"{LIST_FORMAT}\0{change}\0".encode(), head, *sorted(tags)]), "sha256")
+
+    def find(self, tags: Sequence[bytes]) -> set[bytes]:
+        """Return those of the given entries that are on the list."""
+        found: set[bytes] = set()
+        with self._connected() as connection:
+            for start in range(0, len(tags), VARIABLES_PER_QUERY):
+                part = tags[start : start + VARIABLES_PER_QUERY]
+                marks = ",".join("?" * len(part))
+                found.update(r[0] for r in connection.execute(f"SELECT tag FROM entries WHERE tag IN ({marks})", part))
+        return found
+
+    def check_structure(self) -> None:
+        """StoreError when the file is cut short, a page of it is damaged, or an entry is missing or altered."""
+        with self._connected() as connection:
+            connection.execute("BEGIN")  # read one consistent state, even while another process writes
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            same = sum_of(row[0] for row in connection.execute("SELECT tag FROM entries")) == int(
+                self._value(connection, "sum")
+            )
+            pages, size = (connection.execute(f"PRAGMA page_{name}").fetchone()[0] for name in ("count", "size"))
+            whole = self.path.stat().st_size == pages * size
+        if found != "ok" or not whole or not same:
+            raise StoreError(
+                f"{self.path} is damaged: {'its entries are not those that were made' if whole else 'it is cut short'}; "
+                f"structure: {found}. Restore an undamaged copy."
+            )
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """A value that changes whenever the file is changed or replaced."""
+        found = self.path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def enter(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
+        """Make entries, durable when this returns; returns :attr:`head` before and after."""
+        return self._change("INSERT OR IGNORE INTO entries VALUES (?)", 1, tags)
+
+    def withdraw(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
+        """Take entries off the list; returns :attr:`head` before and after."""
+        return self._change("DELETE FROM entries WHERE tag = ?", -1, tags)
+
+    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
+            before = head = bytes.fromhex(self._value(connection, "head"))
+            if changed:
+                head = self._link(head, "+" if sign > 0 else "-", changed)
+                connection.execute("INSERT INTO heads VALUES (?)", (head,))
+                total = (int(self._value(connection, "sum")) + sign * sum_of(changed)) % SUM_MODULUS
+                values = [(head.hex(), "head"), (str(total), "sum")]
+                connection.executemany("UPDATE list SET value = ? WHERE name = ?", values)
+            connection.execute("COMMIT")
+            return before, head
+
+
+def sum_of(tags: Iterable[bytes]) -> int:
+    """The sum of entries; it reveals one that is missing or altered."""
+    return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS
+
 
 SUPPRESSION_CHOICES = ("refuse", "skip")
 """How to treat an Add with erased samples: refuse the whole event, or skip those samples and learn the rest."""
@@ -35,7 +281,7 @@ class Suppression:
 
     Args:
         db, table: of the store.
-        key: see :func:`~torchlssvm.store.erasure.suppression_list.suppression_key`.
+        key: see :func:`~torchlssvm.store.suppression_key`.
         choice: "refuse" or "skip".
     """
 
@@ -59,6 +305,13 @@ class Suppression:
 
     def _record(self) -> Any:
         return self.db.get(SUPPRESSION_RECORD, None)
+
+    def required(self) -> SuppressionList:
+        """The list, as :meth:`opened` returns it; StoreError if the store uses none."""
+        used = self.opened()
+        if used is None:
+            raise StoreError(f"{self.db.path.parent} uses no suppression list")
+        return used
 
     def opened(self) -> SuppressionList | None:
         """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
@@ -93,7 +346,7 @@ class Suppression:
             found = SuppressionList(path, key)
         if record is not None:
             self._check_list(found, record)
-        self._note(found, found.head, "" if record is None else record.get("clean", ""))
+        self._note(found, found.head, "" if record is None else record["clean"])
         return found
 
     def _check_list(self, found: SuppressionList, record: dict[str, str]) -> None:
@@ -141,22 +394,16 @@ class Suppression:
         ids, subjects = [event.ids[k] for k in keep], [event.subjects[k] for k in keep]
         return Add(ids, event.x[keep], event.y[keep], subjects, event.fingerprint, event.event_id), left_out
 
-    def enter(self, done: Iterable[AppliedEvent]) -> None:
-        """Enter removed samples in the list; the entries are on the disk when this returns.
+    def enter(self, ids: Sequence[str], subjects: Sequence[str]) -> None:
+        """Enter removed samples, and subjects that were removed whole; the entries are on the disk when this returns.
 
-        A removal by ids enters the ids; a removal by subject enters the subject and the ids of its samples. Called before the
-        removals commit. If the commit fails, the entries stay: repeat the removals.
+        Called before the removals commit. If the commit fails, the entries stay: repeat the removals.
         """
         used = self.opened()
         if used is None:
             return
-        tags: list[bytes] = []
-        for removal in done:
-            tags += [used.tag("id", i) for i in removal.ids]
-            if removal.event.ids is None:
-                tags.append(used.tag("subject", removal.event.subject))
-        before, head = used.enter(tags)
-        clean = self._record().get("clean", "")
+        before, head = used.enter(self.tags(ids, subjects))
+        clean = self._record()["clean"]
         self._note(used, head, head.hex() if clean == before.hex() else clean)
 
     def held(self) -> list[str]:
@@ -170,30 +417,26 @@ class Suppression:
     def compared(self) -> bool:
         """True if no sample was on the list when they were last compared, and the list has not changed since."""
         record = self._record()
-        return record is None or SuppressionList.head_of(record["path"]).hex() == record.get("clean")
+        return record is None or SuppressionList.head_of(record["path"]).hex() == record["clean"]
 
-    def note_clean(self, head: bytes) -> None:
-        """Note, inside a transaction, that no sample is on the list whose chain of changes ends in ``head``."""
-        self.db.put(SUPPRESSION_RECORD, self._record() | {"clean": head.hex()})
+    def compare(self, note: bool) -> list[str]:
+        """Return :meth:`held`; StoreError without a list. ``note``: write down if no sample is held, which saves time later."""
+        head, held = self.required().head, self.held()
+        if note and not held:
+            with contextlib.suppress(StoreBusyError), self.db.transaction():
+                self.db.put(SUPPRESSION_RECORD, self._record() | {"clean": head.hex()})
+        return held
 
     # -- lawful return -------------------------------------------------------------------------------------------------
 
     def tags(self, ids: Sequence[str], subjects: Sequence[str]) -> list[bytes]:
         """The entries of ids and subjects; StoreError without a list."""
-        used = self.opened()
-        if used is None:
-            raise StoreError(f"{self.db.path.parent} uses no suppression list")
+        used = self.required()
         return [used.tag("id", i) for i in ids] + [used.tag("subject", s) for s in subjects]
 
     def names_listed(self, ids: Sequence[str], subjects: Sequence[str]) -> tuple[list[str], list[str]]:
         """Those of the ids and subjects that are on the list; StoreError without one."""
-        tags, used = self.tags(ids, subjects), self.opened()
-        found = set() if used is None else used.find(tags)
+        tags = self.tags(ids, subjects)
+        found = self.required().find(tags)
         on = [tag in found for tag in tags]
         return list(compress(ids, on)), list(compress(subjects, on[len(ids) :]))
-
-    def withdraw(self, tags: Sequence[bytes]) -> None:
-        """Take entries off the list. Call this after the journal has recorded the return."""
-        used = self.opened()
-        assert used is not None
-        used.withdraw(tags)
