@@ -309,7 +309,10 @@ def feature_rows(x: list[Any]) -> torch.Tensor:
         raise ValueError("x must be a list of rows, each a list of numbers")
     if len({len(row) for row in x}) != 1:
         raise ValueError("x must have one row or more, all of the same length")
-    return torch.tensor([[float(v) for v in row] for row in x], dtype=torch.float64)
+    try:
+        return torch.tensor([[float(v) for v in row] for row in x], dtype=torch.float64)
+    except OverflowError as error:
+        raise ValueError("x holds a number beyond the range of float64") from error
 
 
 class RoleCheck:
@@ -359,7 +362,7 @@ def create_app(
         task.cancel()
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title="Erasure service", lifespan=lifespan)
+    app = FastAPI(title="Erasure service", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RequestValidationError, refuse_body)
     for kind in STATUS_OF_ERROR:
         app.add_exception_handler(kind, refuse)

@@ -92,7 +92,7 @@ MACHINES = {
 def machine_case(name: str, n: int) -> Case:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 6, generator=generator) + 0.5
-    return Case(MACHINES[name], x, torch.arange(n) % MACHINES[name]().num_classes, by_ids=True)
+    return Case(MACHINES[name], x, torch.arange(n) % MACHINES[name]().num_classes)
 
 
 @pytest.mark.parametrize("n", [30, 110])  # below and above the size where the inverse is updated
@@ -113,7 +113,7 @@ def svm_case(form: str) -> Case:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator)
     y = (x[:, 0] + 0.7 * torch.randn(60, generator=generator) > 0).long()
-    return Case(SVMS[form], x, y, by_ids=True)
+    return Case(SVMS[form], x, y)
 
 
 @pytest.mark.parametrize("form", SVMS)
@@ -148,8 +148,8 @@ def test_conforms_on_cuda(name):
     """All checks with samples and machine on the device, and the scores of the CPU."""
     here = ON_CUDA[name]()
     x, y = here.x[:SAMPLES_ON_CUDA], here.y[:SAMPLES_ON_CUDA]
-    here = Case(here.make, x, y, here.by_ids, here.tolerance)
-    there = Case(lambda **kw: here.make(**({"device": "cuda"} | kw)), x.cuda(), y.cuda(), here.by_ids, here.tolerance)
+    here = Case(here.make, x, y, here.tolerance)
+    there = Case(lambda **kw: here.make(**({"device": "cuda"} | kw)), x.cuda(), y.cuda(), here.tolerance)
     for check in CHECKS:
         check(there)
     machines = [c.fresh(torch.arange(SAMPLES_ON_CUDA)) for c in (here, there)]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="waiting is co
 def test_operations_wait_for_the_device_once_or_twice(name):
     with PretendCuda() as device:
         cost = measure(device, name)
-    assert cost.synchronizations <= SYNCHRONIZATIONS[name], cost.by_name
+    assert cost.synchronizations <= SYNCHRONIZATIONS[name], cost.synchronized
 
 
 def test_a_device_with_too_few_bits_is_refused_before_anything_is_summed():

@@ -6,7 +6,6 @@ writing to the disk and bringing the weights up to date.
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, VerificationError, __version__, audit
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, __version__, audit
 from torchlssvm.analysis.cross_validation import margins
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore
@@ -31,17 +30,11 @@ WRONG_SHARE = 0.2  # fraction of the training labels that is made wrong
 ERASED = "user-17"
 
 
-def import_extra(module: str, package: str) -> Any:
-    """Import a module of an extra; the error names the extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise TorchLSSVMError(f"the demo needs {package}: pip install 'torchlssvm[demo]'") from None
-
-
 def load(random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, features and labels of the digits in random order. A fixed random ReLU layer computes the features."""
-    digits = import_extra("sklearn.datasets", "scikit-learn").load_digits()
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
     images, y = torch.as_tensor(digits.images / 16, dtype=torch.float32), torch.as_tensor(digits.target).long()
     weight = torch.randint(-8, 9, (64, FEATURES), generator=random) / 8
     bias = torch.randint(-8, 9, (FEATURES,), generator=random) / 8
@@ -53,13 +46,6 @@ def load(random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 def new_head() -> LSSVMHead:
     """Return an empty head. Its grid is fixed, so it does not depend on any sample."""
     return LSSVMHead(FEATURES, 10, grid=FixedPoint(limit=64.0))
-
-
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Call a function; return its result and the milliseconds it took."""
-    start = time.perf_counter()
-    out = call()
-    return out, 1e3 * (time.perf_counter() - start)
 
 
 def tell(seed: int) -> dict[str, Any]:
@@ -78,19 +64,15 @@ def tell(seed: int) -> dict[str, Any]:
     def accuracy(head: LSSVMHead) -> float:
         return float((head.predict(test_x) == test_y).double().mean())
 
-    def step(name: str, what: str, samples: int, ms: float, check: str, passed: bool, head: Any = None) -> None:
+    def step(name: str, what: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        out = work()
+        steps.append({"name": name, "what": what, "ms": 1e3 * (time.perf_counter() - start)})
+        return out
+
+    def check(samples: int, text: str, passed: bool, head: LSSVMHead | None = None) -> None:
         scored = None if head is None else accuracy(head)
-        steps.append(
-            {
-                "name": name,
-                "what": what,
-                "samples": samples,
-                "ms": ms,
-                "check": check,
-                "passed": passed,
-                "accuracy": scored,
-            }
-        )
+        steps[-1] |= {"samples": samples, "check": text, "passed": passed, "accuracy": scored}
 
     with TemporaryDirectory() as folder, SampleStore(Path(folder) / "store", new_head()) as store:
         head = store.head
@@ -100,49 +82,44 @@ def tell(seed: int) -> dict[str, Any]:
             _ = head.weight
             return done.event_id
 
-        _, ms = timed(lambda: apply(Add(ids, x, labels, users)))
-        counted = torch.equal(head.counts, labels.bincount(minlength=10))
-        step(
-            "learn",
-            f"add once, {WRONG_SHARE:.0%} of labels wrong",
-            len(x),
-            ms,
-            "every sample counted once",
-            counted,
-            head,
-        )
+        what = f"add once, {WRONG_SHARE:.0%} of labels wrong"
+        step("learn", what, lambda: apply(Add(ids, x, labels, users)))
+        once = torch.equal(head.counts, labels.bincount(minlength=10))
+        check(len(x), "every sample counted once", once, head)
 
-        scores, ms = timed(lambda: head.leave_one_out(x, labels))
+        scores = step("find", "lowest leave-one-out margins", lambda: head.leave_one_out(x, labels))
         suspicious = margins(scores, labels).argsort(stable=True)[: len(bad)]
         wrong = labels[suspicious] != truth[suspicious]
         precision, chance = float(wrong.double().mean()), float((labels != truth).double().mean())
-        check = f"{precision:.0%} wrong (chance {chance:.0%})"
-        step("find", "lowest leave-one-out margins", len(suspicious), ms, check, precision > 2 * chance)
-        suspects = [
-            (images[i], int(labels[i]), int(scores[i].argmax()), really)
-            for i, really in zip(suspicious.tolist(), wrong.tolist(), strict=True)
-        ]
+        check(len(suspicious), f"{precision:.0%} wrong (chance {chance:.0%})", precision > 2 * chance)
+        shown = zip(images[suspicious], labels[suspicious], scores[suspicious].argmax(1), wrong, strict=True)
+        suspects = [(image, int(given), int(proposed), bool(really)) for image, given, proposed, really in shown]
 
         found = suspicious[wrong]  # a person who checks the list would correct these
-        _, ms = timed(lambda: apply(Relabel(truth[found], ids=[ids[i] for i in found.tolist()])))
+        relabel = Relabel(truth[found], ids=[ids[i] for i in found.tolist()])
+        step("correct", "relabel those really wrong", lambda: apply(relabel))
         labels[found] = truth[found]
         clean = accuracy(new_head().add(x, truth))
         better = accuracy(head) >= steps[0]["accuracy"]
-        step("correct", "relabel those really wrong", len(found), ms, f"not lower (clean {clean:.1%})", better, head)
+        check(len(found), f"not lower (clean {clean:.1%})", better, head)
 
         gone, before = store.find(subject=ERASED), head.digest()
-        event_id, ms = timed(lambda: apply(Remove(subject=ERASED)))
+        event_id = step("erase", f"remove {ERASED}", lambda: apply(Remove(subject=ERASED)))
         after = head.digest()
-        step("erase", f"remove {ERASED}", len(gone), ms, "digest changed", after != before, head)
+        check(len(gone), "digest changed", after != before, head)
 
         key = Path(folder) / "key.pem" if signed else None
         public_key = None if key is None else audit.new_key(key)
-        certificate, ms = timed(lambda: (store.compact(), store.certificate(event_id, key=key))[1])
+
+        def certify() -> Any:
+            store.compact()
+            return store.certificate(event_id, key=key)
+
+        certificate = step("certify", f"compact, {'sign' if signed else 'write'} a certificate", certify)
         files = [path.read_bytes() for path in store.path.iterdir()]
         traces = sum(data.count(word.encode()) for data in files for word in (ERASED, *gone))
         right = traces == 0 and certificate.compacted and certificate.erased == len(gone)
-        what = "compact, sign a certificate" if signed else "compact, write a certificate"
-        step("certify", what, len(gone), ms, "no trace in any file", right)
+        check(len(gone), "no trace in any file", right)
 
         def verify() -> Any:
             try:
@@ -150,19 +127,22 @@ def tell(seed: int) -> dict[str, Any]:
             except VerificationError as error:
                 return {"failed": error}
 
-        checks, ms = timed(verify)
-        check = "signature, rows, w hold" if signed else "unsigned; rows, w hold"
-        step("verify", "the certificate, rows and head", len(store), ms, check, "failed" not in checks)
+        checks = step("verify", "the certificate, rows and head", verify)
+        check(len(store), "signature, rows, w hold" if signed else "unsigned; rows, w hold", "failed" not in checks)
 
         kept = torch.tensor([i for i, user in enumerate(users) if user != ERASED])
         batches = kept[torch.randperm(len(kept), generator=random)].split(97)  # another order, other batches
         other = new_head()
-        _, ms = timed(lambda: [other.add(x[rows], labels[rows]) for rows in batches] and other.refresh())
+
+        def learn_the_rest() -> None:
+            for rows in batches:
+                other.add(x[rows], labels[rows])
+            other.refresh()
+
+        step("compare", f"head that never saw {ERASED}", learn_the_rest)
         head.refresh()
         identical = torch.equal(head.weight, other.weight) and torch.equal(head.bias, other.bias)
-        same = other.digest() == after
-        what = f"head that never saw {ERASED}"
-        step("compare", what, len(kept), ms, "digest, w bit-identical", same and identical, other)
+        check(len(kept), "digest, w bit-identical", identical and other.digest() == after, other)
 
     return {
         "version": __version__, "seed": seed, "test_samples": len(test_x), "steps": steps, "clean_accuracy": clean,
@@ -176,30 +156,26 @@ def tell(seed: int) -> dict[str, Any]:
 def table(story: dict[str, Any], picture: Path) -> str:
     """Format the steps as text, at most 100 columns wide (except for a long path)."""
     row = "{:<10}{:<30}{:>8}{:>9}{:>8}  {}"
-    lines = [
-        f"torchlssvm {__version__} demo, seed {story['seed']}: scikit-learn's digits, {TRAINING_SAMPLES} to learn, "
-        f"{story['test_samples']} to test.",
-        f"A fixed random ReLU layer takes the place of a frozen network: {FEATURES} features.",
-        "",
-        row.format("step", "what", "samples", "test acc", "ms", "check"),
-        "-" * 100,
-    ]
+    lines = []
     for i, s in enumerate(story["steps"], 1):
         scored = "" if s["accuracy"] is None else f"{s['accuracy']:.1%}"
         check = s["check"] if s["passed"] else f"FAILED: {s['check']}"
         lines.append(row.format(f"{i} {s['name']}", s["what"], s["samples"], scored, f"{s['ms']:.1f}", check))
-    signed = "signed with Ed25519" if story["signed"] else "not signed: install torchlssvm[audit]"
+    steps, rule = "\n".join(lines), "-" * 100
     after, never = story["digest_after"], story["digest_never_saw"]
-    return "\n".join(
-        [
-            *lines,
-            "-" * 100,
-            f"picture: {picture}",
-            f"certificate of the erasure: {signed}",
-            f"digests after erasing {ERASED}, and of the head that never saw that user (first 16 of 64 digits):",
-            f"{after[:16]}  {never[:16]}  equal: {after == never}",
-        ]
-    )
+    sizes = f"{TRAINING_SAMPLES} to learn, {story['test_samples']} to test"
+    return f"""\
+torchlssvm {__version__} demo, seed {story["seed"]}: scikit-learn's digits, {sizes}.
+A fixed random ReLU layer takes the place of a frozen network: {FEATURES} features.
+
+{row.format("step", "what", "samples", "test acc", "ms", "check")}
+{rule}
+{steps}
+{rule}
+picture: {picture}
+certificate of the erasure: {"signed with Ed25519" if story["signed"] else "not signed: install torchlssvm[audit]"}
+digests after erasing {ERASED}, and of the head that never saw that user (first 16 of 64 digits):
+{after[:16]}  {never[:16]}  equal: {after == never}"""
 
 
 def draw(story: dict[str, Any], path: Path) -> None:
@@ -243,7 +219,8 @@ def draw(story: dict[str, Any], path: Path) -> None:
 
 def run(out: Path, seed: int, as_json: bool) -> int:
     """Run the demo, write the picture and print the result; return 0 if every check holds, else 1."""
-    import_extra("matplotlib", "matplotlib")  # before any work
+    import matplotlib.figure  # noqa: F401  # first: without it there is no picture
+
     out.mkdir(parents=True, exist_ok=True)
     story, picture = tell(seed), out / PICTURE_FILE
     draw(story, picture)

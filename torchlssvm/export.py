@@ -276,7 +276,9 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
     save_file(state, os.fspath(path), metadata=known | given)
 
 
-def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_safetensors(
+    path: str | os.PathLike[str], file_format: str = FROZEN_FORMAT
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Load the tensors and the metadata of a file of :func:`save_safetensors`; ValueError when it is another one."""
     from safetensors import SafetensorError, safe_open
 
@@ -286,8 +288,6 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], d
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{os.fspath(path)} is no safetensors file: {error}") from None
-    if metadata.get("format") != FROZEN_FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)} was not written by save_safetensors: its format is {metadata.get('format')!r}"
-        )
+    if metadata.get("format") != file_format:
+        raise ValueError(f"{os.fspath(path)} is not of the format {file_format!r}: it is {metadata.get('format')!r}")
     return state, metadata

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from torchlssvm import schema
 from torchlssvm._version import __version__
@@ -32,7 +32,6 @@ from torchlssvm.backbone_hash import module_hash
 from torchlssvm.canonical_json import loads
 from torchlssvm.export import FlatFeatures, NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
 from torchlssvm.features.description import describe_network
-from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.attach import AttachedClassifier, apply_network_options
@@ -88,7 +87,7 @@ def save_pretrained(
     with head._lock:  # weights, sums and number of erasures of one state
         position = store.head_position if store is not None and followed else None
         frozen = freeze(head)  # NotFittedError without samples
-        state = head.state_dict() if statistics else {}
+        state, grid = head.state_dict() if statistics else {}, head.grid
     config: dict[str, Any] = {
         "format": HUB_FORMAT,
         "version": __version__,
@@ -97,15 +96,21 @@ def save_pretrained(
         "num_classes": head.num_classes,
         "multiclass": head.multiclass,
         "normalize": head.normalize,
-        "grid": describe_grid(head.grid),
-        "backbone_hash": module_hash(model.backbone) if isinstance(model, AttachedClassifier) else None,
-        "network": model.network_options.saved() if isinstance(model, AttachedClassifier) else None,
-        "features": describe_network(model.backbone) if isinstance(model, AttachedClassifier) else None,
-        "erasures": None if store is None else count_erasures(store, position),
+        "grid": None if grid is None else {"limit": grid.limit, "resolution": grid.resolution},
+        "backbone_hash": None,
+        "network": None,
+        "features": None,
+        "erasures": None,
         "class_names": names,
         "statistics": statistics,
         "save": secrets.token_hex(16),  # in each file: files of two saves are not taken for one
     }
+    if isinstance(model, AttachedClassifier):
+        config["backbone_hash"], config["network"] = module_hash(model.backbone), model.network_options.saved()
+        config["features"] = describe_network(model.backbone)
+    if store is not None:
+        erased = (entry.position for entry in store.history() if entry.kind == "remove")
+        config["erasures"] = sum(position is None or at <= position for at in erased)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / CONFIG_FILE).unlink(missing_ok=True)  # no model until all is written
@@ -137,11 +142,6 @@ def check_names(names: Any, K: int) -> list[str]:
     if len(listed) != K or not all(isinstance(name, str) for name in listed):
         raise ValueError(f"class_names must be a list of {K} names, each a string; got {names!r}")
     return listed
-
-
-def count_erasures(store: SampleStore, position: int | None) -> int:
-    """The number of erasures up to a position of the journal; None: of all."""
-    return sum(entry.kind == "remove" for entry in store.history() if position is None or entry.position <= position)
 
 
 def from_pretrained(
@@ -234,28 +234,19 @@ def read_weights(place: Path, config: dict[str, Any]) -> nn.Module:
 
 def read_head(place: Path, config: dict[str, Any], name: Any) -> nn.Module:
     """Read a head with its statistics."""
-    from safetensors import SafetensorError, safe_open
-
     path = place / STATISTICS_FILE
     if not path.exists():
         raise ValueError(f"{name} was saved without statistics: it can predict, but cannot learn or unlearn")
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            state: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        state, metadata = load_safetensors(path, HUB_FORMAT)
         check_save(path, metadata, config)
         head = HEAD_TYPES[config["head"]].from_config(loads(metadata["config"]))
         head.load_state_dict(state)
         if (head.in_features, head.num_classes) != (config["in_features"], config["num_classes"]):
             raise ValueError("its shape is not that of the configuration")
-    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read as the statistics of a head: {error}") from error
     return head
-
-
-def describe_grid(grid: FixedPoint | None) -> dict[str, float] | None:
-    """Limit and resolution of a grid; None for float64 sums."""
-    return None if grid is None else {"limit": grid.limit, "resolution": grid.resolution}
 
 
 def plain_text(name: str) -> str:

@@ -38,41 +38,9 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "demo" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["nonsense"], ["--nonsense"], ["demo", "--seed", "x"], ["demo", "--seed", "-1"], ["demo", "--seed", str(2**64)]],
-)
-def test_a_wrong_command_line_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(arguments)
-    assert leaving.value.code == 2
-    assert "error: " in capsys.readouterr().err
-
-
 def test_a_bug_is_not_hidden() -> None:
     with replaced(demo, "run", Failing(ZeroDivisionError())), pytest.raises(ZeroDivisionError):
         cli.main(["demo"])
-
-
-@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn.datasets", "scikit-learn")])
-def test_a_missing_extra_is_named(
-    module: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    if module != "matplotlib":
-        pytest.importorskip("matplotlib")
-    assert cli.main(["demo", "--out", str(tmp_path)]) == 1
-    message = f"torchlssvm: error: the demo needs {package}: pip install 'torchlssvm[demo]'\n"
-    assert capsys.readouterr() == ("", message)
-    assert not list(tmp_path.iterdir())
-
-
-def test_out_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "file").write_text("mine")
-    assert cli.main(["demo", "--out", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err.startswith("torchlssvm: error: ")
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 # -- the demo ----------------------------------------------------------------------------------------------------------

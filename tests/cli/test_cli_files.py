@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cli_tools import N, Shell, head_of, write
-from torchlssvm.cli.sample_files import is_header, load_matrix, read_column, read_samples
+from torchlssvm.cli.sample_files import is_header, read_column, read_samples
 from torchlssvm.store import SampleStore
 
 
@@ -83,6 +82,7 @@ def test_other_types_of_numbers(empty: Shell) -> None:
     y = np.arange(N) % 3
     for i, kind in enumerate(["i1", "u2", "u8", "f2", "f4", "f8", "g", "i8"]):
         np.save("t.npy", np.abs(x).astype(kind))
+        np.save("y.npy", y.astype(kind if kind[0] in "iu" else "i8"))
         empty("init", f"s{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = empty.json("add", f"s{i}", "--features", "t.npy", "--labels", "y.npy")
         assert said["digest"] == head_of(np.abs(x).astype("f8"), y).digest()
@@ -98,7 +98,6 @@ def test_npy_is_mapped_not_loaded(tmp_path: Path) -> None:
     big[-1] = 7
     big.flush()
     tracemalloc.start()
-    assert isinstance(load_matrix(tmp_path / "big.npy"), np.memmap)
     for _, ids, x, _, _ in read_samples(tmp_path / "big.npy", int).batches(1024):
         last = ids[-1], float(x[-1, 0])
     peak = tracemalloc.get_traced_memory()[1]
@@ -339,12 +338,6 @@ def test_parquet_is_read_like_csv(empty: Shell) -> None:
     assert "'person'" in empty("add", "s", "--features", "x.parquet", "--ids", "who", "--labels", "kind", code=1)
     Path("bad.parquet").write_bytes(b"PAR1")
     assert "bad.parquet" in empty("add", "s", "--features", "bad.parquet", "--labels", "kind", code=1)
-
-
-def test_parquet_without_pyarrow_names_the_extra(empty: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    Path("x.parquet").write_bytes(b"PAR1")
-    assert "torchlssvm[parquet]" in empty("add", "s", "--features", "x.parquet", "--labels", "kind", code=1)
 
 
 def test_classes_come_from_a_file_and_stores_are_local(shell: Shell) -> None:

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.support.cli_tools import ADD, GRID, J, K, N, Shell, head_of, write
-from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
@@ -104,16 +103,6 @@ def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
     filled(*ADD)  # the files still have it
     assert "(give --receipt)" in filled(*verify).splitlines()[0]
     assert "'s0' of the receipt is in the store again" in filled(*verify, "--receipt", "c.receipt.json", code=3)
-
-
-def test_another_store_is_named_as_the_likely_reason(filled: Shell) -> None:
-    filled("init", "other", "--in-features", J, "--classes", K)
-    filled("remove", "s", "--id", "s0", "--certificate", "c.json")
-    verify = ["verify", "c.json", "--allow-unsigned", "--store", "other"]
-    assert "another store" in filled(*verify, code=3)
-    filled("add", "other", *ADD[2:])
-    filled("remove", "other", "--id", "s0")
-    assert "another store" in filled(*verify, code=3)
 
 
 def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
@@ -239,22 +228,6 @@ def test_removed_but_not_compacted_is_said(filled: Shell) -> None:
 
 
 # -- adding twice ------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_command_again_adds_nothing(filled: Shell) -> None:
-    before = filled.json("stats", "s")["digest"]
-    again = filled.json(*ADD, "--batch-size", 7)  # other batches, too
-    assert (again["added"], again["skipped"], again["events"]) == (0, N, 0)
-    assert again["digest"] == before
-
-
-def test_after_a_crash_the_rest_is_added(empty: Shell) -> None:
-    x, y, _ = write(empty.folder)
-    with replaced(SampleStore, "apply", Failing(KeyboardInterrupt(), at=3)):
-        assert "interrupted" in empty(*ADD, "--batch-size", 16, code=130)
-    said = empty.json(*ADD, "--batch-size", 13)
-    assert (said["added"], said["skipped"], said["samples"]) == (N - 32, 32, N)
-    assert said["digest"] == head_of(x, y).digest()
 
 
 @pytest.mark.parametrize("what", ["features", "label", "subject"])

@@ -83,7 +83,7 @@ class Agreements(RuleBasedStateMachine):
         else:
             other = pickle.loads(pickle.dumps(self.head)) if how == "pickle" else copy.deepcopy(self.head)
         self.head = other
-        if other._pending.tracking is Tracking.LOST:  # what was agreed on is not saved beside a removal
+        if other.pending.tracking is Tracking.LOST:  # what was agreed on is not saved beside a removal
             assert how != "deepcopy"
             assert self.head.unchecked is not None or self.agreed - self.held
             self.agree()
@@ -92,14 +92,14 @@ class Agreements(RuleBasedStateMachine):
     def sums_are_those_of_the_sets(self):
         if not hasattr(self, "head"):
             return
-        stats, pending = self.head.statistics, self.head._pending
+        stats, pending = self.head.statistics, self.head.pending
         assert stats.digest() == of(self.held, **self.options).digest()
-        assert pending.sums(stats) == of(self.held, **self.options) - of(self.agreed, **self.options)
-        assert pending.agreed_digest(stats) == (of(self.agreed, **self.options).digest() if self.agreed else "")
+        assert pending.sums == of(self.held, **self.options) - of(self.agreed, **self.options)
+        assert pending.agreed_digest() == (of(self.agreed, **self.options).digest() if self.agreed else "")
         assert status(self.head).pending == (self.held != self.agreed)
-        if self.head._rows.changed is not None:
+        if self.head.pending.held_rows.changed is not None:
             self.head._rows.flush()
-            assert len(self.head._rows.changed) == len(self.held ^ self.agreed)
+            assert len(self.head.pending.held_rows.changed) == len(self.held ^ self.agreed)
 
 
 TestAgreements = Agreements.TestCase
@@ -108,7 +108,11 @@ TestAgreements.settings = settings(max_examples=20, stateful_step_count=15, dead
 
 def test_a_head_that_exchanges_nothing_keeps_no_second_sums():
     head = LSSVMHead(5, 3, grid=GRID, rho=1.0).add(X, Y).remove(X[:3], Y[:3])
-    assert (head._pending.tracking, head._pending.statistics, head._rows.changed) == (Tracking.ALL, None, None)
+    assert (head.pending.tracking, head.pending.statistics, head.pending.held_rows.changed) == (
+        Tracking.ALL,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", ["labels", "values"])
@@ -119,22 +123,22 @@ def test_classes_may_be_added_while_changes_are_pending(kind):
     head.add_classes(2)
     wide = y if kind == "labels" else torch.nn.functional.pad(y, (0, 2))
     head.add(X[30:40], wide[30:40])
-    assert head._pending.statistics == Statistics(5, 5, **options).add(X[20:40], wide[20:40])
+    assert head.pending.statistics == Statistics(5, 5, **options).add(X[20:40], wide[20:40])
 
 
 def test_a_class_forgotten_is_a_pending_removal():
     head = agree(LSSVMHead(5, 3, grid=GRID, per_class=True, rho=1.0).add(X[:30], Y[:30])).forget_class(1)
     gone = [i for i in range(30) if Y[i] == 1]
-    assert head._pending.statistics == -of(gone, per_class=True)
-    assert head._rows.changed.negative == len(gone)
+    assert head.pending.statistics == -of(gone, per_class=True)
+    assert head.pending.held_rows.changed.negative == len(gone)
 
 
 def test_heads_merged_and_subtracted_are_pending():
     head = agree(LSSVMHead(5, 3, grid=GRID, rho=1.0).add(X[:30], Y[:30]))
     head += LSSVMHead(5, 3, grid=GRID, rho=1.0).add(X[30:50], Y[30:50])
     head -= LSSVMHead(5, 3, grid=GRID, rho=1.0).add(X[:10], Y[:10])
-    assert head._pending.statistics == of(range(30, 50)) - of(range(10))
-    assert (len(head._rows.changed), head._rows.changed.negative) == (30, 10)
+    assert head.pending.statistics == of(range(30, 50)) - of(range(10))
+    assert (len(head.pending.held_rows.changed), head.pending.held_rows.changed.negative) == (30, 10)
 
 
 def test_what_was_agreed_decides_the_grid_after_everything_is_removed():
@@ -150,7 +154,7 @@ def test_pending_sums_are_those_of_the_classes_touched():
     x, y = samples(600, 16, 20)
     head = agree(LSSVMHead(16, 20, grid=GRID, per_class=True, rho=1.0).add(x, y))
     head.add(torch.randn(300, 16), torch.tensor([3, 4, 3]).repeat(100))
-    assert set(head._pending.statistics.group_sums()) == {3, 4}
+    assert set(head.pending.statistics.group_sums()) == {3, 4}
 
 
 def test_rows_of_another_key_are_not_compared(monkeypatch, tmp_path):

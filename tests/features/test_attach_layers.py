@@ -95,6 +95,23 @@ def test_random_views_are_refused(view):
     assert clf.head.n == 0
 
 
+@pytest.mark.parametrize(
+    ("view", "reason"),
+    [
+        (lambda images: images.clamp_(0, 1), "in place"),
+        (lambda images: images - images.mean(0), "other samples"),
+        (lambda images: images[:1], "other samples"),
+    ],
+)
+def test_views_are_functions_of_one_sample_that_leave_it_alone(view, reason):
+    clf = attach(network(), 3, layers="blocks", views=[view])
+    images = IMAGES.clone()
+    with pytest.raises(ValueError, match=reason):
+        clf.add(images, LABELS)
+    assert clf.head.n == 0
+    assert torch.equal(images, IMAGES)
+
+
 @pytest.mark.parametrize("views", ["flip", ("rotate",)])
 def test_bad_views(views):
     with pytest.raises(ValueError, match="views"):

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, carried, expected, write
+from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, expected, write
 from tests.support.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
 from torchlssvm import Certificate, LSSVMHead, TorchLSSVMError, verify
 from torchlssvm.audit import ErasureReceipt
@@ -226,12 +226,3 @@ def test_a_callback_says_what_it_cannot_find(tmp_path: Path) -> None:
     for bad in (0, True, 1.5):
         with pytest.raises(ValueError, match="every must be"):
             DataCorrection([], every=bad)
-
-
-def test_the_place_in_the_source_is_saved(tmp_path: Path) -> None:
-    correction = DataCorrection([carried(Remove, 0)])
-    trainer = quiet(tmp_path, callbacks=[correction])
-    trainer.fit(module(), loader(), VAL)
-    trainer.save_checkpoint(tmp_path / "c.ckpt")
-    saved = torch.load(tmp_path / "c.ckpt", weights_only=True)["callbacks"]
-    assert saved[correction.state_key]["cursor"] == 1

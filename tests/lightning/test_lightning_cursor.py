@@ -151,16 +151,6 @@ def test_other_batches_in_the_middle_of_an_epoch_are_refused(kind: str) -> None:
     assert sum(len(y) for _, y, _ in other) == len(other.dataset)
 
 
-def test_a_run_stops_before_it_learns_other_batches(tmp_path: Path) -> None:
-    start = stopped(tmp_path, loader(shuffle=True))
-    with SampleStore(tmp_path / "store") as store:
-        before = store.head.digest()
-    with pytest.raises(ValueError, match="other batches"):
-        quiet(tmp_path).fit(module(store=str(tmp_path / "store")), other_order("seed"), ckpt_path=str(start))
-    with SampleStore(tmp_path / "store") as store:
-        assert store.head.digest() == before
-
-
 def test_two_modules_of_one_process_cannot_be_linked_by_the_ids_they_saw() -> None:
     seen = [SeenSamples(), SeenSamples()]
     for one in seen:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.lightning_tools import K, samples, truth
-from torchlssvm import KernelLSSVM
+from tests.support.lightning_ranks import results
+from tests.support.lightning_tools import LIMIT, J, K, samples, truth
+from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead, MarginHead
 from torchlssvm.events import from_primitives
 from torchlssvm.kernels import RBF
 
@@ -22,20 +20,10 @@ WORLDS = (1, 3)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
-    """All scenarios of tests/ddp_worker.py, once for each number of processes."""
-    worker = Path(__file__).parents[1] / "support" / "ddp_worker.py"
+    """Folder and ranks of each number of processes."""
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
-    jobs = [f"{folder}:{world}" for world, folder in folders.items()]
-    done = subprocess.run(
-        [sys.executable, str(worker), *jobs], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=400, check=False,
-    )  # fmt: skip
-    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
-    assert done.returncode == 0, done.stderr[-1000:] + logs
-    return {
-        world: (folder, [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)])
-        for world, folder in folders.items()
-    }
+    found = results("tests.support.ddp_worker", folders)
+    return {world: (folders[world], found[world]) for world in WORLDS}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -92,16 +80,20 @@ def test_a_store_under_several_ranks(runs: Any, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_kernel_machines_learn_alike_on_all_ranks(runs: Any, world: int) -> None:
+def test_machines_that_cannot_be_summed_are_alike_on_all_ranks(runs: Any, world: int) -> None:
     x, y = samples()
     keep = torch.tensor([i != 2 for i in range(67)])
-    machine = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
-    machine.add(x[keep], y[keep])
-    for found in runs[world][1]:
-        assert found["kernel_n"] == 66
-        torch.testing.assert_close(
-            torch.tensor(found["kernel"]).double(), machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6
-        )
+    machines = {
+        "kernel": KernelLSSVM(RBF(gamma=0.1), num_classes=K),
+        "stored kernel": KernelLSSVM(RBF(gamma=0.1), num_classes=K),
+        "margin": MarginHead(J, K, rho=1.0, grid=FixedPoint(LIMIT)),
+        "float": LSSVMHead(J, K, rho=1.0, grid=None),
+    }
+    for name, machine in machines.items():
+        machine.add(x[keep], y[keep])
+        for found in runs[world][1]:
+            scores = torch.tensor(found[name]).double()
+            torch.testing.assert_close(scores, machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("world", WORLDS)

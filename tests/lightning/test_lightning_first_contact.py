@@ -10,10 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
-from torchlssvm.events import Relabel, to_primitives
-from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, OnlineProbe, PredictionFile
-from torchlssvm.linear.data_choices import ChoiceState
+from torchlssvm import LSSVMHead, NotFittedError
+from torchlssvm.lightning import Indexed, OnlineProbe, PredictionFile
 
 
 class Classifier(LightningModule):
@@ -148,29 +146,3 @@ def test_predictions_are_written(tmp_path, ids):
     assert [int(row["predicted"]) for row in rows] == m.head.predict(x).tolist()
     scores = torch.tensor([[float(row[f"score_{k}"]) for k in range(K)] for row in rows], dtype=torch.float64)
     torch.testing.assert_close(scores, m.head(x), rtol=1e-12, atol=1e-12)  # batches of other sizes: other last digits
-
-
-def test_callbacks_say_what_they_did(tmp_path, capsys):
-    import json
-
-    x, y = samples()
-    events = tmp_path / "events.jsonl"
-    lines = [to_primitives(Relabel(ids=["3"], y=[1], x=x[3:4], y_old=y[3:4]))]
-    events.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    callbacks = [DataCorrection(events), LabelAudit(tmp_path / "suspects.jsonl")]
-    quiet(tmp_path, callbacks=callbacks).fit(module(), DataLoader(Indexed(TensorDataset(x, y)), batch_size=16))
-    said = capsys.readouterr().out
-    assert "events.jsonl: 1 applied, 1 samples" in said
-    assert "labels look wrong, the worst first in" in said
-
-
-def test_rho_is_chosen_from_all_samples(tmp_path):
-    x, y = samples()
-    m = module()
-    quiet(tmp_path).fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
-    assert m.head.rho == truth(x, y).rho
-    assert m.head.choices["rho"].state is ChoiceState.CURRENT
-    fixed = module(rho=2.0)
-    quiet(tmp_path).fit(fixed, loader())
-    assert fixed.head.rho == 2.0
-    assert LSSVMModule("identity", K, in_features=J, grid=FixedPoint(8.0)).head._choices.rho_rule == "gcv"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.lightning_events import expected
+from tests.support.lightning_ranks import play
 from torchlssvm.store import SampleStore
 
 KILLED = -signal.SIGKILL
@@ -25,18 +23,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
-def play(folder: Path, scenarios: dict[str, dict[str, Any]], seconds: float) -> None:
-    """Run tests/ddp_kill_worker.py over all scenarios."""
-    worker, given = Path(__file__).parents[1] / "support" / "ddp_kill_worker.py", []
+def play_all(folder: Path, scenarios: dict[str, dict[str, Any]], seconds: float) -> None:
+    """Play all scenarios, each in a folder of its own."""
+    given = []
     for name, scenario in scenarios.items():
         place = folder / name.replace(" ", "_")
         place.mkdir()
         given.append({"world": 2, "shuffle": False} | scenario | {"folder": str(place)})
-    done = subprocess.run(
-        [sys.executable, str(worker), json.dumps(given)], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=seconds, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    play("tests.support.ddp_kill_worker", given, seconds)
 
 
 def check(folder: Path, name: str, scenario: dict[str, Any]) -> None:
@@ -66,7 +60,7 @@ NAMES = {
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: Any) -> Path:
     folder: Path = tmp_path_factory.mktemp("kill")
-    play(folder, SCENARIOS, 300)
+    play_all(folder, SCENARIOS, 300)
     return folder
 
 
@@ -104,6 +98,6 @@ RANDOM: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("scenarios", [LARGER, RANDOM], ids=["at given places", "at random moments"])
 def test_larger_runs(tmp_path: Path, scenarios: dict[str, dict[str, Any]]) -> None:
-    play(tmp_path, scenarios, 1500)
+    play_all(tmp_path, scenarios, 1500)
     for name, scenario in scenarios.items():
         check(tmp_path, name, scenario)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.ddp_pending_worker import CASES, OTHER, X, Y
+from tests.support.lightning_ranks import results
 from tests.support.lightning_tools import K, truth
 
 WORLDS = (1, 2)
@@ -22,15 +18,8 @@ REMOVED = {"r0": 1, "r7": 1, "r31": 1, "r66": 1}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[int, list[dict[str, Any]]]:
-    worker = Path(__file__).parents[1] / "support" / "ddp_pending_worker.py"
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
-    done = subprocess.run(
-        [sys.executable, str(worker), *(f"{folder}:{world}" for world, folder in folders.items())],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
-    assert done.returncode == 0, done.stderr[-1000:] + logs
-    return {w: [json.loads((folders[w] / f"rank{r}.json").read_text()) for r in range(w)] for w in WORLDS}
+    return results("tests.support.ddp_pending_worker", folders)
 
 
 def expected(stored: bool) -> tuple[str, list[str]]:

@@ -557,22 +557,6 @@ def test_no_graph_under_any_mode() -> None:
     torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)
 
 
-def test_the_backbone_runs_without_autograd() -> None:
-    modes = []
-    clf = attach(Named("fc", lambda x: modes.append(torch.is_grad_enabled()) or x), 2, head=Recorder())
-    clf.backbone.requires_grad_(True)
-    clf(torch.randn(2, 3, 5, 5))
-    clf(torch.randn(2, 3, 5, 5))
-    assert modes == [False, False]
-
-
-def test_first_call_in_inference_mode_or_autocast() -> None:
-    for mode in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
-        clf, _ = make()
-        with mode:
-            assert clf.features(torch.randn(3, 12)).shape == (3, 5)
-
-
 def test_copies_pickles_and_checkpoints() -> None:
     clf, _ = make()
     images = torch.randn(3, 12)
@@ -657,14 +641,6 @@ def test_the_head_is_on_the_device_of_the_model() -> None:
     clf = attach(small_network().to("cuda"), 2)
     clf.add(torch.randn(6, 12, device="cuda"), torch.zeros(6, dtype=torch.long, device="cuda"))
     assert clf(torch.randn(3, 12, device="cuda")).device.type == "cuda"
-
-
-def test_default_head_keeps_what_was_added_in_inference_mode() -> None:
-    clf, images, y = separable()
-    with torch.inference_mode():
-        clf.add(images[:30], y[:30])
-    clf.add(images[30:], y[30:])
-    assert torch.equal(clf.predict(images), y)
 
 
 @pytest.mark.parametrize("deterministic", [True, 8])

@@ -21,154 +21,6 @@ from torchlssvm import FixedPoint, LSSVMHead
 GRID = FixedPoint(8.0)
 
 
-def samples(n=60, J=8, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, J, generator=generator), torch.arange(n) % 3
-
-
-class Network(nn.Module):
-    """A trained layer, so that DDP accepts the module, and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.head = LSSVMHead(8, 3, grid=GRID, rho=1.0)
-
-    def forward(self, x):
-        return self.layer(x).sum() + 0 * self.head(x).sum()
-
-
-def rank_main(rank, world, store, results):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    network = Network()
-    x, y = samples()
-    mine = slice(0, 40) if rank == 0 else slice(40, 60)  # uneven on purpose
-    network.head.add(x[mine], y[mine])
-    digest, scores = network.head.digest(), network.head(x).clone()
-    ddp = nn.parallel.DistributedDataParallel(network)
-    for _ in range(3):
-        ddp(x).backward()  # each forward copies rank 0's buffers over this rank's
-    after = network.head(x)
-    held = network.head.n, network.head.digest() == digest, torch.equal(after, scores)
-    network.head.remove(x[mine][:5], y[mine][:5])
-    fresh = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x[mine][5:], y[mine][5:])
-    results[rank] = (
-        *held,
-        network.head.digest() == fresh.digest(),
-        bool((network.head.w - fresh.w).abs().max() < 1e-12),
-    )
-    torch.distributed.destroy_process_group()
-
-
-def test_ddp_buffer_broadcast_is_harmless(tmp_path):
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(rank_main, (2, tmp_path / "store", results), nprocs=2)
-        assert results[0] == (40, True, True, True, True)
-        assert results[1] == (20, True, True, True, True)
-
-
-def test_overwritten_buffers_change_nothing():
-    """What DDP does, in one process: buffers are copies, and are published again."""
-    x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y)
-    w, scores = head.w.clone(), head(x).clone()
-    for buffer in head.buffers():
-        buffer.fill_(7.0)
-    assert torch.equal(head(x), scores)
-    assert torch.equal(head.w, w)
-    head.w.data.fill_(7.0)  # past the version that torch counts
-    assert torch.equal(head.w, w)
-    head.register_buffer("w", torch.full_like(w, 7.0))
-    assert torch.equal(head.w, w)
-    reference = head.w
-    head.remove(x[:4], y[:4])
-    assert head.w is reference  # written in place: references held elsewhere stay valid
-
-
-def test_autocast_changes_no_bit():
-    x, y = samples()
-    plain, cast = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y), LSSVMHead(8, 3, grid=GRID, rho=1.0)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast.add(x, y)
-        scores = cast(x)
-        w = cast.w.clone()
-    assert cast.digest() == plain.digest()
-    assert torch.equal(scores, plain(x))
-    assert torch.equal(w, plain.w)
-
-
-def test_inference_mode_then_normal():
-    x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID, rho=1.0)
-    with torch.inference_mode():
-        head.add(x[:50].clone(), y[:50].clone())
-        head(x)
-        head.remove(x[:3], y[:3])
-        _ = head.C
-    head.add(x[50:], y[50:]).remove(x[3:5], y[3:5])
-    fresh = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x[5:], y[5:])
-    assert head.digest() == fresh.digest()
-    assert torch.allclose(head.w, fresh.w, atol=1e-12)
-
-
-def test_gradients_reach_the_input_but_not_the_head():
-    x, y = samples()
-    head = LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x.requires_grad_(), y)
-    z = torch.randn(5, 8, requires_grad=True)
-    head(z)[:, 1].sum().backward()
-    assert torch.allclose(z.grad.double(), head.w[:, 1].expand(5, 8), atol=1e-6)
-    assert list(head.parameters()) == []
-    assert not head.w.requires_grad
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.numpy(),
-        lambda x: x.tolist(),
-        lambda x: x.double(),
-        lambda x: x.T.contiguous().T,
-        lambda x: torch.cat([x, x], 1)[:, :8],
-        lambda x: nn.Parameter(x),
-    ],
-    ids=["numpy", "lists", "float64", "column-major", "strided", "parameter"],
-)
-def test_the_same_values_in_any_form(change):
-    x, y = samples()
-    x = x.half().float()
-    assert (
-        LSSVMHead(8, 3, grid=GRID, rho=1.0).add(change(x), y.numpy()).digest()
-        == LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y).digest()
-    )
-    assert (
-        LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x.half(), y.int()).digest()
-        == LSSVMHead(8, 3, grid=GRID, rho=1.0).add(x, y).digest()
-    )
-
-
-def test_integer_features():
-    x = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (60, 8), dtype=np.uint8))
-    y = torch.arange(60) % 3
-    grid = FixedPoint(256.0)
-    assert (
-        LSSVMHead(8, 3, grid=grid, rho=1.0).add(x, y).digest()
-        == LSSVMHead(8, 3, grid=grid, rho=1.0).add(x.float(), y).digest()
-    )
-
-
-def test_in_a_sequential():
-    x, y = samples()
-    network = nn.Sequential(nn.ReLU(), LSSVMHead(8, 3, grid=GRID, rho=1.0))
-    network[1].add(network[0](x), y)
-    assert network(x).shape == (60, 3)
-    assert {"1.w", "1.b", "1.C"} <= set(dict(network.named_buffers()))
-    assert torch.equal(dict(network.named_buffers())["1.w"], network[1].w)
-
-
-# -- every form of the head -----------------------------------------------------------------------------------------------
-
 J, K, N, MORE = 56, 3, 80, 8
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -224,6 +76,23 @@ def assert_true(head: LSSVMHead, form: str, held: list[int], dense: Callable[...
     )
     torch.testing.assert_close(head.w, w, rtol=0, atol=1e-9 * float(w.abs().max()))
     torch.testing.assert_close(head.b, b, rtol=0, atol=1e-9)
+
+
+def test_overwritten_buffers_change_nothing() -> None:
+    """What DDP does, in one process: buffers are copies, and are published again."""
+    head, (x, y) = learn("free"), numbers()
+    w, scores = head.w.clone(), head(x).clone()
+    for buffer in head.buffers():
+        buffer.fill_(7.0)
+    assert torch.equal(head(x), scores)
+    assert torch.equal(head.w, w)
+    head.w.data.fill_(7.0)  # past the version that torch counts
+    assert torch.equal(head.w, w)
+    head.register_buffer("w", torch.full_like(w, 7.0))
+    assert torch.equal(head.w, w)
+    reference = head.w
+    head.remove(x[:4], y[:4])
+    assert head.w is reference  # written in place: references held elsewhere stay valid
 
 
 # -- modes -----------------------------------------------------------------------------------------------------------------
@@ -455,6 +324,7 @@ def test_a_head_is_the_last_layer_of_a_sequential(form: str) -> None:
         torch.testing.assert_close(scores.detach(), same, rtol=0, atol=1e-12)
     nn.functional.cross_entropy(scores, y).backward()
     assert layer.weight.grad.abs().sum() > 0
+    assert torch.equal(dict(model.named_buffers())["2.w"], head.w)
     before = bits(head)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     model.train()
@@ -551,21 +421,6 @@ def test_targets_are_neither_written_to_nor_kept() -> None:
         assert_same(*heads)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_floating_types_of_the_same_numbers(form: str, dtype: torch.dtype, dense: Callable[..., Any]) -> None:
-    x, y = numbers()
-    head, plain = make(form), make(form)
-    for h, a in ((head, x.to(dtype)), (plain, x.double())):
-        h.add(a[:N], y[:N])
-        _ = h.w
-        h.add(a[N:], y[N:]).remove(a[:4], y[:4])
-    assert torch.equal(x.to(dtype).double(), x.double())
-    assert_same(bits(head), bits(plain))
-    assert torch.equal(head(x.to(dtype)), plain(x.double()))
-    assert_true(head, form, list(range(4, N + MORE)), dense)
-
-
 INTEGER = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 
 
@@ -593,56 +448,40 @@ def test_two_classes_may_be_truth_values() -> None:
     assert heads[0].digest() == heads[1].digest()
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
-    "every other column": lambda x: x.repeat_interleave(2, 1)[:, ::2],
-    "part of a wider one": lambda x: nn.functional.pad(x, (3, 4))[:, 3:-4],
-    "offset": lambda x: torch.cat([x[:1], x])[1:],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMS)
-def test_layout_in_memory_does_not_matter(form: str, layout: str) -> None:
-    x, y = numbers()
-    strange = LAYOUTS[layout](x)
-    assert torch.equal(strange, x)
-    head, plain = make(form), make(form)
-    for h, a in ((head, strange), (plain, x)):
-        h.add(a[:N], y[:N])
-        _ = h.w
-        h.add(a[N:], y[N:]).remove(a[:4], y[:4])
-    assert_same(bits(head), bits(plain))
-    torch.testing.assert_close(
-        head(strange), plain(x), rtol=0, atol=1e-10
-    )  # without statistics the products' order shows
-
-
 def test_an_expanded_sample_counts_as_often_as_it_is_there() -> None:
     x, y = numbers()
     expanded = make("free").add(x[:1].expand(5, J), y[:1].expand(5))
     assert expanded.digest() == make("free").add(x[:1], y[:1], weight=[5]).digest()
 
 
-ARRAYS: dict[str, Callable[[Tensor], Any]] = {
+SAME: dict[str, Callable[[Tensor], Any]] = {
+    "half": lambda t: t.half() if t.is_floating_point() else t,
+    "bfloat16": lambda t: t.bfloat16() if t.is_floating_point() else t,
+    "double": lambda t: t.double() if t.is_floating_point() else t.short(),
+    "transposed": lambda t: t.mT.contiguous().mT if t.ndim == 2 else t,
+    "every other row": lambda t: t.repeat_interleave(2, 0)[::2],
+    "part of a wider one": lambda t: nn.functional.pad(t, (3, 4))[..., 3:-4],
     "numpy": lambda t: t.numpy(),
-    "numpy, big": lambda t: t.numpy().astype(np.float64 if t.is_floating_point() else np.int64),
-    "numpy, small": lambda t: t.numpy().astype(np.float32 if t.is_floating_point() else np.int16),
-    "numpy, column-major": lambda t: np.asfortranarray(t.numpy()),
-    "numpy, reversed twice": lambda t: t.numpy()[::-1].copy()[::-1].copy(),
+    "numpy, column-major": lambda t: np.asfortranarray(t.numpy().astype(np.float64 if t.ndim == 2 else np.int16)),
+    "numpy, read-only and reversed": lambda t: read_only(t.numpy()[::-1].copy())[::-1],
     "list": lambda t: t.tolist(),
     "tuple": lambda t: tuple(map(tuple, t.tolist())) if t.ndim == 2 else tuple(t.tolist()),
     "list of arrays": lambda t: list(t.numpy()),
 }
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+@pytest.mark.parametrize("kind", SAME)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays:UserWarning")
-def test_arrays_and_lists_are_taken(form: str, kind: str) -> None:
+def test_the_same_numbers_in_any_form(form: str, kind: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Floating types, layouts in memory, arrays and lists."""
     x, y = numbers()
-    give = ARRAYS[kind]
+    give = SAME[kind]
     head, plain = make(form), make(form)
     for h, f in ((head, give), (plain, lambda t: t)):
         h.add(f(x[:N]), f(y[:N]))
@@ -652,6 +491,7 @@ def test_arrays_and_lists_are_taken(form: str, kind: str) -> None:
     assert_same(bits(head), bits(plain))
     torch.testing.assert_close(head(give(x)), plain(x), rtol=0, atol=1e-10)
     assert torch.equal(head.predict(give(x)), plain.predict(x))
+    assert not [w for w in recwarn if "writable" in str(w.message)]
 
 
 def test_python_numbers_keep_all_their_digits() -> None:
@@ -662,18 +502,6 @@ def test_python_numbers_keep_all_their_digits() -> None:
         other = LSSVMHead(2, 2, **({"rho": 1.0} | options)).add(np.array(x), np.array([0, 1]), weight=np.array([3, 2]))
         assert torch.equal(head.w, other.w)
         assert head.remove(np.array(x), [0, 1], weight=[3, 2]).n == 0
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_read_only_and_reversed_arrays_are_taken(form: str, recwarn: pytest.WarningsRecorder) -> None:
-    x, y = (t.numpy() for t in numbers())
-    x.setflags(write=False)
-    head, plain = make(form).add(x, y), make(form).add(*numbers())
-    assert torch.equal(head.w, plain.w)
-    head.add(x[::-1][:3], y[::-1][:3])
-    plain.add(torch.from_numpy(x[::-1][:3].copy()), torch.from_numpy(y[::-1][:3].copy()))
-    assert torch.equal(head.w, plain.w)
-    assert not [w for w in recwarn if "writable" in str(w.message)]
 
 
 # -- merging, as operators -------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def test_not_positive_definite_is_found_at_once(form: str, rows: int, dense: Cal
         h.add(x[402:405], y[402:405])
     wrong = x[:rows].clone()
     wrong[-1] = 0.9 * torch.tensor([1.0, -1.0]).repeat(J // 2)
-    fact = f"row {rows - 1} is not held" if head.unchecked is None else "positive definite"
+    fact = f"row {rows - 1} is not held" if head.unchecked is None else "positive semidefinite"
     for call in ("remove", "update"):
         refused(lambda call=call: REMOVALS[call](head, wrong, y[:rows]), RemovalError, fact)
     assert_untouched(head, twin)

@@ -189,7 +189,7 @@ def test_rows_under_another_key_are_said_to_be_unchecked(monkeypatch: pytest.Mon
     [
         (lambda: head(membership=False).add(X, Y), "membership=False"),
         (lambda: head(grid=None).add(X, Y), "grid=None"),
-        (lambda: merge(head(), Delta(head().add(X, Y).statistics)), "no fingerprints"),
+        (lambda: merge(head(), Delta(head().add(X, Y).statistics)), "not known"),
     ],
 )
 def test_where_rows_are_not_known_the_head_says_so_and_tests_within_the_call(make: Any, why: str) -> None:

@@ -110,7 +110,7 @@ def test_sparse_rows_after_an_agreement():
     head = agree(LSSVMHead(600, 3, grid=8.0, rho=1.0).add(other[:300], labels[:300]))
     head.add(other[300:305], labels[300:305]).add(x.to_sparse(), y).add(other[305:310], labels[305:310])
     new = Statistics(600, 3, grid=8.0).add(torch.cat([other[300:310], x]), torch.cat([labels[300:310], y]))
-    assert head._pending.statistics == new
+    assert head.pending.statistics == new
     truth = Statistics(600, 3, grid=8.0).add(other[:310], labels[:310])
     assert head.remove(x.to_sparse(), y).digest() == truth.digest()
 

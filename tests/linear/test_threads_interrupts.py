@@ -167,7 +167,7 @@ def test_copies_have_locks_of_their_own() -> None:
 
 CALLS: list[tuple[Any, str]] = [
     (gram, "accumulate_"), (gram, "carry_"), (gram, "lower_bytes"),
-    *((Accumulator, name) for name in ("stage", "commit", "push", "flush", "carry", "move_side", "_accumulate", "_open")),
+    *((Accumulator, name) for name in ("append", "push", "flush", "carry", "move_side", "_accumulate", "_open")),
     *((Solution, name) for name in ("append", "take_in", "set_base", "inverse", "_defer", "shift_targets")),
     (normal, "fill_system"), (normal, "factor_"),
     (solvers.SharedSolver, "changed"), (solvers.SharedSolver, "solve"),

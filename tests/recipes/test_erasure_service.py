@@ -203,12 +203,9 @@ def test_bad_rows_are_refused(client: TestClient, rows: str) -> None:
 BAD_SAMPLES = [
     ({"labels": ["home", "shop", "home", "barn"]}, 422, "barn"),
     ({"labels": [0, 1, 0, 2]}, 422, "2"),
-    ({"labels": [0, 1, 0, -1]}, 422, "-1"),
-    ({"labels": [0, 1, 0, 1.5]}, 422, "labels"),
     ({"labels": [0, 1, 0]}, 422, "length"),
     ({"ids": ["a", "a", "b", "c"]}, 422, "twice"),
     ({"ids": []}, 422, "empty"),
-    ({"subjects": ["one"]}, 422, "subject"),
     ({"subjects": [None] * 4}, 422, "subjects"),
     ({"x": [[100.0, 0, 0]] * 4}, 422, "100"),
     ({"ids": ["v\u0000", "b", "c", "d"]}, 422, "NUL"),
@@ -283,24 +280,6 @@ def test_one_writer_and_a_reader_that_follows(client: TestClient, recipe: Any, o
         assert reader.post("/classify", json={"x": ROWS[:1]}, headers=bearer("reader")).json()["classes"] == ["home"]
 
 
-def test_an_erasure_that_fails_is_repeated(
-    client: TestClient, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recipe, "SECONDS_BETWEEN_TRIES", 0.05)
-    client.post("/samples", json=SAMPLES, headers=bearer("writer"))
-    options["outbox"].rename(options["outbox"].with_name("unmounted"))
-    request = erase(client, "customer-21")
-    end = time.monotonic() + 30
-    while client.get("/health").json()["status"] == "ok" and time.monotonic() < end:
-        time.sleep(0.02)
-    found = client.get(f"/erasures/{request}", headers=bearer("officer")).json()
-    assert "outbox" in found["problem"]
-    assert client.get(f"/erasures/{request}/certificate", headers=bearer("officer")).status_code == 409
-    options["outbox"].with_name("unmounted").rename(options["outbox"])
-    assert finished(client, request)["problem"] is None
-    assert client.get("/health").json()["status"] == "ok"
-
-
 @pytest.mark.parametrize("step", ["erase", "certify", "finish_erasures"])
 def test_an_unexpected_error_shows_in_health_and_in_the_log(
     client: TestClient, recipe: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
@@ -355,13 +334,8 @@ class Process:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [
-            sys.executable,
-            str(ROOT / "recipes" / "erasure_service.py"),
-            str(options["store"]),
-            "--port",
-            str(port),
-        ]
+        service = str(ROOT / "recipes" / "erasure_service.py")
+        command = [sys.executable, service, str(options["store"]), "--port", str(port)]
         for name in ("outbox", "key", "suppression_list"):
             command += [f"--{name.replace('_', '-')}", str(options[name])]
         tokens = {f"ERASURE_{role.upper()}_TOKEN": token for role, token in TOKENS.items()}
@@ -390,23 +364,6 @@ def filled(options: dict[str, Any]) -> dict[str, Any]:
         x, y = torch.randn(n, 3).clamp(-6, 6), torch.arange(n) % 2
         store.apply(Add(range(n), x, y, [f"person-{k // 100}" for k in range(n)]))
     return options
-
-
-@pytest.mark.slow
-def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -> None:
-    running = Process(filled)
-    try:
-        with SampleStore(filled["store"], readonly=True) as reader, reader.view():
-            assert len(reader) == 4000  # this view keeps the service from finishing the compaction
-            request = erase(running.client, "person-3")
-            time.sleep(1.0)
-            running.kill()
-        with SampleStore(filled["store"], readonly=True) as reader:
-            assert reader.requests.get(request).skipped[-2:] == ["compacted", "certified"]
-        running = Process(filled)
-        check_erased(running, filled, request, "person-3")
-    finally:
-        running.kill()
 
 
 @pytest.mark.slow

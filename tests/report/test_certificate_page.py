@@ -49,15 +49,8 @@ def show(place: Path, *options: object, certificate: str = "cert.json") -> str:
 
 def test_it_says_what_was_checked_and_what_is_not_covered(place: Path) -> None:
     key = audit.public_key(place / "key.pem.pub")
-    text = show(
-        place,
-        "--store",
-        place / "store",
-        "--receipt",
-        place / "receipt.json",
-        "--public-key",
-        f"Example & Co={place / 'key.pem.pub'}",
-    )
+    trusted = f"Example & Co={place / 'key.pem.pub'}"
+    text = show(place, "--store", place / "store", "--receipt", place / "receipt.json", "--public-key", trusted)
     for said in (
         "Example &amp; Co (signature checked)",
         "request R-1, received on 2026-11-02",

@@ -96,7 +96,7 @@ def test_packed_layout(J):
     assert torch.equal(gram.diagonal(packed, J), full.diagonal())
     lower = [int(full[i, j]) for i in range(J) for j in range(i + 1)]
     side = (rows[:, J:].T @ rows[:, :J]).reshape(-1).long().tolist()
-    assert gram.lower_bytes(packed.long(), J, 3) == np.array(lower + side, dtype="<i8").tobytes()
+    assert b"".join(gram.lower_bytes(packed.long(), J, 3)) == np.array(lower + side, dtype="<i8").tobytes()
 
 
 def independent_digest(x, y, K, limit, bits, per_class):

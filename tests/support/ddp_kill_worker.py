@@ -1,30 +1,24 @@
-"""Runs of two or three ranks that are killed and resumed, for tests/test_lightning_kill.py: ``python ddp_kill_worker.py JSON``.
+"""Runs of two or three ranks that are killed and resumed, for tests/lightning/test_lightning_kill.py.
 
-The argument is a list of scenarios; each leaves what it ended with in its folder, as ``rank<r>.json`` and ``codes.json``.
+Each scenario leaves what it ended with in its folder, as ``rank<r>.json`` and ``codes.json``.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
-torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-
-from tests.support.lightning_events import AFTER, BEFORE, DURING, Kill, Writer, write  # noqa: E402
-from tests.support.lightning_ranks import launch, trainer  # noqa: E402
-from tests.support.lightning_tools import loader, module  # noqa: E402
-from torchlssvm.events import Remove  # noqa: E402
-from torchlssvm.lightning import DataCorrection  # noqa: E402
-from torchlssvm.store import SampleStore  # noqa: E402
+from tests.support.lightning_events import AFTER, BEFORE, DURING, Kill, Writer, write
+from tests.support.lightning_ranks import launch, trainer
+from tests.support.lightning_tools import loader, module
+from torchlssvm.events import Remove
+from torchlssvm.lightning import DataCorrection
+from torchlssvm.store import SampleStore
 
 
 def fit(folder: Path, rank: int, world: int, scenario: dict[str, Any], kill: dict[str, Any] | None) -> None:
@@ -58,8 +52,3 @@ def play(scenario: dict[str, Any]) -> None:
             store.apply(Remove(ids=[str(i) for i in scenario["erased"]]))
     codes.append(launch(world, partial(fit, scenario=scenario, kill=None), folder))
     (folder / "codes.json").write_text(json.dumps(codes))
-
-
-if __name__ == "__main__":
-    for given in json.loads(sys.argv[1]):
-        play(given)

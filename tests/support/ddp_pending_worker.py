@@ -1,27 +1,19 @@
-"""Runs with corrections at the start, during and at the end, for tests/test_lightning_pending_ddp.py: ``FOLDER:WORLD ...``.
-
-Each rank writes what every scenario ended with into FOLDER/rank<r>.json.
-"""
+"""Runs with corrections at the start, during and at the end, for tests/lightning/test_lightning_pending_ddp.py."""
 
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.support.lightning_events import Writer, write  # noqa: E402
-from tests.support.lightning_ranks import launch, trainer  # noqa: E402
-from tests.support.lightning_tools import K, indexed, module, samples  # noqa: E402
-from torchlssvm import Certificate  # noqa: E402
-from torchlssvm.events import Relabel, Remove, Replace  # noqa: E402
-from torchlssvm.lightning import DataCorrection, ResumableLoader  # noqa: E402
-from torchlssvm.store import SampleStore  # noqa: E402
+from tests.support.lightning_events import Writer, write
+from tests.support.lightning_ranks import launch_or_exit, trainer
+from tests.support.lightning_tools import K, indexed, module, samples
+from torchlssvm import Certificate
+from torchlssvm.events import Relabel, Remove, Replace
+from torchlssvm.lightning import DataCorrection, ResumableLoader
+from torchlssvm.store import SampleStore
 
 X, Y = samples()
 OTHER, _ = samples(67, seed=5)
@@ -76,9 +68,4 @@ def main(folder: Path, rank: int, world: int) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 
 
-if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        path, size = given.split(":")
-        codes = launch(int(size), main, Path(path))
-        if any(codes):
-            sys.exit(f"{path}: exit codes {codes}")
+play = partial(launch_or_exit, main)

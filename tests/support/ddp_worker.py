@@ -1,29 +1,25 @@
-"""Runs with several ranks, for tests/test_lightning_ddp.py: ``python ddp_worker.py FOLDER:WORLD ...``.
-
-All scenarios share one process group; each rank writes what it ended up with into FOLDER/rank<r>.json.
-"""
+"""Runs with several ranks, for tests/lightning/test_lightning_ddp.py; all scenarios share one process group."""
 
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.support.lightning_ranks import launch_or_exit, trainer
+from tests.support.lightning_tools import J, K, Network, loader, module, samples
+from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead
+from torchlssvm.events import Relabel, Remove
+from torchlssvm.kernels import RBF
+from torchlssvm.lightning import DataCorrection, FitHead, Indexed, LabelAudit, LSSVMModule, OnlineProbe
 
-from tests.support.lightning_ranks import launch, trainer  # noqa: E402
-from tests.support.lightning_tools import J, K, Network, loader, module, samples  # noqa: E402
-from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead  # noqa: E402
-from torchlssvm.events import Relabel, Remove  # noqa: E402
-from torchlssvm.kernels import RBF  # noqa: E402
-from torchlssvm.lightning import DataCorrection, FitHead, Indexed, LabelAudit, LSSVMModule, OnlineProbe  # noqa: E402
+COPIED: dict[str, dict[str, Any]] = {"margin": {"head": "margin", "rho": 1.0}, "float": {"grid": None, "rho": 1.0}}
+"""Heads that the first rank learns and the others copy."""
 
 
 def corrections(x: Any, y: Any) -> list[Any]:
@@ -109,10 +105,19 @@ def main(folder: Path, rank: int, world: int) -> None:
     trainer(folder, world).fit(auto, DataLoader(TensorDataset(x, y), batch_size=8))
     found["auto"] = [auto.head.digest(), auto.head.n]
 
-    kernel = LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
-    trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"])], every=1000)]).fit(kernel, loader())
-    found["kernel"] = kernel.head(x[:4]).flatten().tolist()
-    found["kernel_n"] = len(kernel.head.ids)
+    for name in ("kernel", "stored kernel"):
+        store = str(folder / "kernel") if name == "stored kernel" else None
+        machine = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
+        kernel = LSSVMModule("identity", K, in_features=J, head=machine, store=store)
+        trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"])], every=1000)]).fit(kernel, loader())
+        found[name] = kernel.head(x[:4]).flatten().tolist()
+
+    for name, options in COPIED.items():
+        m = module(**options)
+        trainer(folder, world, callbacks=[DataCorrection([Remove(ids=["2"], x=x[2:3], y=y[2:3])])]).fit(
+            m, loader(), val
+        )
+        found[name] = m.head(x[:4]).flatten().tolist()
 
     net = Watched()
     probe = OnlineProbe("inputs", K, window=1000)
@@ -126,14 +131,6 @@ def main(folder: Path, rank: int, world: int) -> None:
     found["probe_alone"] = [float((alone.predict(x) == y).double().mean()), alone.digest()]
 
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        place, size = given.split(":")
-        codes = launch(int(size), main, Path(place))
-        if any(codes):
-            sys.exit(f"{place}: exit codes {codes}")
+play = partial(launch_or_exit, main)

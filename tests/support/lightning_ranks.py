@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,3 +63,29 @@ def launch(
         process.kill()
         process.join()
     return [process.exitcode for process in processes]
+
+
+def launch_or_exit(work: Callable[..., None], job: dict[str, Any]) -> None:
+    """Run the work of a job, all of whose ranks must end well."""
+    codes = launch(job["world"], work, Path(job["folder"]))
+    if any(codes):
+        sys.exit(f"{job}: exit codes {codes}")
+
+
+def play(module: str, jobs: list[dict[str, Any]], seconds: float = 400) -> None:
+    """Call ``play(job)`` of a module for each job, in a process of its own from which ranks can be forked."""
+    code = f"import json, sys, torch; torch.set_num_threads(1); from {module} import play\n"
+    code += "for job in json.loads(sys.argv[1]): play(job)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(jobs)], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=seconds, check=False,
+    )  # fmt: skip
+    logs = "\n".join(log.read_text()[-1500:] for job in jobs for log in Path(job["folder"]).glob("log*"))
+    assert done.returncode == 0, done.stderr[-2000:] + logs
+
+
+def results(module: str, folders: dict[int, Path]) -> dict[int, list[dict[str, Any]]]:
+    """Play a module once for each number of ranks; what each rank wrote into its ``rank<r>.json``."""
+    play(module, [{"world": world, "folder": str(folder)} for world, folder in folders.items()])
+    return {w: [json.loads((at / f"rank{r}.json").read_text()) for r in range(w)] for w, at in folders.items()}

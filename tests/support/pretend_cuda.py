@@ -4,14 +4,13 @@
         head = LSSVMHead(64, 3, device="cuda").add(x.cuda(), y.cuda())
         with device.counting() as cost:
             head.remove(x[:1].cuda(), y[:1].cuda()).w
-        print(cost.launches, cost.synchronizations, cost.by_name)
+        print(cost.synchronizations, cost.synchronized)
 
 A :class:`PretendTensor` says that it is on cuda:0 and holds a CPU tensor. Each operation on it runs on the CPU tensor, after
 the checks that a GPU makes: tensors of two devices are refused (a CPU tensor without dimensions may stand beside device tensors,
-and indices may be on the CPU), so are integer matrix products and ``numpy()``. Each operation is counted: a launch, unless it only makes
-a view or allocates; and a synchronization where a GPU makes the host wait, as ``torch.cuda.set_sync_debug_mode`` reports it:
-scalars read, blocking copies in either direction, shapes that depend on values (boolean masks, ``nonzero``, ``unique``), and
-the error checks of linear algebra.
+and indices may be on the CPU), so are integer matrix products and ``numpy()``. Synchronizations are counted, where a GPU makes
+the host wait, as ``torch.cuda.set_sync_debug_mode`` reports it: scalars read, blocking copies in either direction, shapes that
+depend on values (boolean masks, ``nonzero``, ``unique``), and the error checks of linear algebra.
 
 It cannot show what happens when work is asynchronous (there are no streams and no pinned memory) nor the rounding of the GPU's
 own libraries. Files written under it are read under it, as on a machine with the GPU.
@@ -22,7 +21,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar
 from unittest import mock
@@ -35,8 +33,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
 
-ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-ALIASES = {aten.detach, aten.alias, aten.lift_fresh, aten._unsafe_view, aten._reshape_alias}
 COPIES = {aten._to_copy, aten.copy_, aten.copy}
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 INTEGER_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten.addbmm}
@@ -69,38 +65,16 @@ SPECIAL = COPIES | INDEXED | INTEGER_PRODUCTS | SCALAR_READS | VALUE_SHAPES | FA
 """Operations about which there is more to say than that they are launched on tensors of one device."""
 
 
-@lru_cache(maxsize=4096)
-def is_started(func: Any) -> bool:
-    """True if an operation launches a kernel: no view, no allocation, no read."""
-    packet = func.overloadpacket
-    view = func.is_view or torch.Tag.inplace_view in func.tags
-    return not (view or packet in ALLOCATIONS | ALIASES | SCALAR_READS or packet is aten._linalg_check_errors)
-
-
 class Cost:
-    """Launches and synchronizations counted, in all and by the operation's name."""
+    """Times that the host waited for the device, by the operation's name."""
 
     def __init__(self) -> None:
-        self.launched: Counter[str] = Counter()
         self.synchronized: Counter[str] = Counter()
-
-    @property
-    def launches(self) -> int:
-        """Number of kernels started; views and allocations start none."""
-        return sum(self.launched.values())
 
     @property
     def synchronizations(self) -> int:
         """Number of times the host waited for the device."""
         return sum(self.synchronized.values())
-
-    @property
-    def by_name(self) -> dict[str, dict[str, int]]:
-        """Both counts by operation, the most frequent first."""
-        return {
-            "launches": dict(self.launched.most_common()),
-            "synchronizations": dict(self.synchronized.most_common()),
-        }
 
 
 class PretendTensor(torch.Tensor):
@@ -268,7 +242,6 @@ class PretendCuda(TorchDispatchMode):
         try:
             yield self.cost
         finally:
-            before.launched += self.cost.launched
             before.synchronized += self.cost.synchronized
             self.cost = before
 
@@ -306,8 +279,8 @@ class PretendCuda(TorchDispatchMode):
             cpu_kwargs.pop("device")
         out = func(*cpu_args, **cpu_kwargs)
         found = list(tensors_in([out]))
-        if not found or any(t.numel() for t in found) or (special and packet in VALUE_SHAPES | INDEXED):
-            self.count(func, packet, args, kwargs, tensors, special)
+        if special and (not found or any(t.numel() for t in found) or packet in VALUE_SHAPES | INDEXED):
+            self.count(packet, args, kwargs, tensors)
         if self.product_error and packet in (aten.mm, aten.addmm, aten.bmm) and out.dtype == torch.float64:
             out = out * (1 + self.product_error)
         if torch.Tag.inplace_view in func.tags:  # squeeze_ and its kind: the wrapper's own shape changes too
@@ -317,16 +290,11 @@ class PretendCuda(TorchDispatchMode):
             return kwargs["out"] if "out" in kwargs else args[0]
         return wrap(out) if stays else out
 
-    def count(self, func: Any, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], special: bool) -> None:
-        """Add one operation to the launches, and to the synchronizations if the host waits.
+    def count(self, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+        """Add one operation to the synchronizations if the host waits.
 
         Not called for results without elements, unless their shape had to be read: kernels return before they start for those.
         """
-        name = packet.__name__
-        if is_started(func):
-            self.cost.launched[name] += 1
-        if not special:
-            return
         between = {isinstance(t, PretendTensor) for t in tensors} | (
             {torch.device(kwargs["device"]).type == "cuda"} if kwargs.get("device") is not None else set()
         )
@@ -348,7 +316,7 @@ class PretendCuda(TorchDispatchMode):
             or (packet in COPIES and len(between) == 2 and not non_blocking)
         )
         if waits:
-            self.cost.synchronized[name] += 1
+            self.cost.synchronized[packet.__name__] += 1
 
 
 def check_devices(packet: Any, args: Any, tensors: list[torch.Tensor], special: bool) -> None:

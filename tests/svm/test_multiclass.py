@@ -32,7 +32,7 @@ def machine(**options):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_conforms(check, form):
     x, y = points(60)
-    check(Case(lambda **kw: form(lambda: machine(**kw), 3), x.float(), y, by_ids=True))
+    check(Case(lambda **kw: form(lambda: machine(**kw), 3), x.float(), y))
 
 
 def separate(form, x, y, weight):

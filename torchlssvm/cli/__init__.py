@@ -17,30 +17,22 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from torchlssvm import __version__
+from torchlssvm.cli import console
 from torchlssvm.cli.arguments import NOUNS, Parser, UsageError, add_commands
-from torchlssvm.cli.console import (
-    BUSY,
-    EXTRA_OF_PACKAGE,
-    FAILED,
-    INTERRUPTED,
-    NOT_VERIFIED,
-    OK,
-    OUTPUT_LOST,
-    USAGE,
-    OutputError,
-    one_line,
-    warn,
-    write,
-)
+from torchlssvm.cli.console import EXTRA_OF_PACKAGE, OutputError, one_line, warn, write
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
 for _noun in NOUNS:  # importing a module declares its commands
     import_module(f"torchlssvm.cli.{_noun}")
 
 CODES: dict[type[Exception], int] = {
-    OutputError: OUTPUT_LOST, VerificationError: NOT_VERIFIED, StoreBusyError: BUSY, TorchLSSVMError: FAILED,
-    ValueError: FAILED, OSError: FAILED,
-}  # fmt: skip
+    OutputError: console.OUTPUT_LOST,
+    VerificationError: console.NOT_VERIFIED,
+    StoreBusyError: console.BUSY,
+    TorchLSSVMError: console.FAILED,
+    ValueError: console.FAILED,
+    OSError: console.FAILED,
+}
 """Exit codes of errors; the first matching kind counts, and any other error is a bug."""
 
 TEXT = """Classifier heads that learn and unlearn exactly. Run `torchlssvm COMMAND --help` for
@@ -69,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from torchlssvm.lightning.cli import run
 
             options.command = given[0]
-            return OK if run(given) else FAILED
+            return console.OK if run(given) else console.FAILED
         parsed, unknown = parser.parse_known_args(given)
         if unknown:
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(parsed, "parser", parser))
         options = parsed
         if options.run is None:
             parser.print_help()
-            return OK
+            return console.OK
         code: int = options.run(options)
         write("", end="")
         return code
@@ -86,16 +78,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except UsageError as error:
         blamed = error.parser or options.parser
-        fail(options, error, USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
-        raise SystemExit(USAGE) from None
+        fail(options, error, console.USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
+        raise SystemExit(console.USAGE) from None
     except KeyboardInterrupt:
-        return fail(options, KeyboardInterrupt("interrupted; changes made before are kept"), INTERRUPTED)
+        return fail(options, KeyboardInterrupt("interrupted; changes made before are kept"), console.INTERRUPTED)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_OF_PACKAGE:
             raise
-        install = f"pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
-        return fail(options, TorchLSSVMError(f"{options.command} needs the package {package}: {install}"), FAILED)
+        extra = "demo" if options.command == "demo" else EXTRA_OF_PACKAGE[package]
+        install = f"pip install 'torchlssvm[{extra}]'"
+        return fail(
+            options, TorchLSSVMError(f"{options.command} needs the package {package}: {install}"), console.FAILED
+        )
     except tuple(CODES) as error:
         return fail(options, error, next(code for kind, code in CODES.items() if isinstance(error, kind)))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -57,22 +56,10 @@ class StoreOnce(argparse.Action):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Command:
-    """A declared command."""
+COMMANDS: list[tuple[str, Run, str, tuple[Option, ...], bool, str]] = []
+"""All declared commands: name, function, help, options, whether the first argument is a store, and the effect."""
 
-    name: str
-    run: Run
-    text: str
-    options: tuple[Option, ...]
-    store: bool
-    changes: str
-
-
-COMMANDS: list[Command] = []
-"""All declared commands."""
-
-NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "verify", "keys", "export", "report")
+NOUNS = ("store", "samples", "requests", "erasure", "suppression", "certificate", "keys", "export", "report")
 """Modules that declare commands, in the order of the help."""
 
 GROUPS = {
@@ -95,7 +82,7 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
     """
 
     def declare(run: Run) -> Run:
-        COMMANDS.append(Command(name, run, text, options, store, changes))
+        COMMANDS.append((name, run, text, options, store, changes))
         return run
 
     return declare
@@ -106,22 +93,23 @@ def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> Non
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     texts: dict[str, str] = {}
     groups: dict[str, Any] = {}
-    for one in sorted(COMMANDS, key=lambda c: NOUNS.index(c.run.__module__.rpartition(".")[2])):
-        group, _, verb = one.name.rpartition(" ")
+    by_noun = sorted(COMMANDS, key=lambda row: NOUNS.index(row[1].__module__.rpartition(".")[2]))
+    for name, run, text, options, store, changes in by_noun:
+        group, _, verb = name.rpartition(" ")
         if group and group not in groups:
             made = commands.add_parser(group, description=GROUPS[group])
             groups[group] = made.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-        first = one.text.partition(". ")[0].rstrip(".")
+        first = text.partition(". ")[0].rstrip(".")
         texts[group or verb] = GROUPS.get(group, first)
-        added = (groups[group] if group else commands).add_parser(verb, help=first, description=one.text)
-        if one.store:
+        added = (groups[group] if group else commands).add_parser(verb, help=first, description=text)
+        if store:
             added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
-        for add_option in one.options:
+        for add_option in options:
             add_option(added)
-        if one.store:
+        if store:
             TIMEOUT(added)
         added.add_argument("--json", action="store_true", help="print one JSON object")
-        added.set_defaults(run=one.run, parser=added, changes=one.changes)
+        added.set_defaults(run=run, parser=added, changes=changes)
     parser.description = f"{parser.description}\n\n" + "\n".join(f"  {n:<12} {t}" for n, t in (texts | others).items())
 
 
@@ -144,20 +132,20 @@ def one_of(*options: Option, required: bool = False) -> Option:
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
-def seconds(text: str) -> float:
-    """Parse a time that is not negative."""
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds between 0 and 1,000,000")
-    return value
+def number(kind: type[int] | type[float], least: int, most: int) -> Callable[[str], Any]:
+    """Return a parser of numbers in a range."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse: "invalid int value"
+    return parse
 
 
-def count(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
+count = number(int, 1, 2**63 - 1)
 
 
 def rho(text: str) -> float | str:
@@ -205,7 +193,11 @@ def more_classes(text: str) -> int | list[str]:
 # -- options of several commands ---------------------------------------------------------------------------------------
 
 TIMEOUT = option(
-    "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for another writer (default: 30)"
+    "--timeout",
+    type=number(float, 0, 1_000_000),
+    default=30.0,
+    metavar="S",
+    help="seconds to wait for another writer (default: 30)",
 )
 SUBJECT = option("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
 ID = option("--id", nargs="+", action="extend", metavar="I", help="samples with these ids")

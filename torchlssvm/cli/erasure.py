@@ -28,7 +28,7 @@ from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
-    from torchlssvm.store import EventResult, SampleStore
+    from torchlssvm.store import SampleStore
     from torchlssvm.store.erasure.erasure import Erasure
 
 RECEIPT_SUFFIX = ".receipt.json"
@@ -137,7 +137,10 @@ def remove(options: argparse.Namespace) -> int:
                 compact=options.compact, certificate=options.certificate, key=key,
             )  # fmt: skip
         said = erasure_to_json(done, store)
-        text = [erased_text(name, result) for name, result in zip(targets, done.results, strict=True)]
+        text = []
+        for name, result in zip(targets, done.results, strict=True):
+            effect = "erased" if result.applied else "erased earlier, nothing changed"
+            text.append(f"{name}: {counted(result.samples, 'sample')} {effect} (event {result.event_id})")
         if not done.results:
             text.append(f"the samples of request {options.request} were erased earlier; the missing steps are done now")
         if done.samples:
@@ -173,12 +176,6 @@ def erasure_to_json(done: Erasure, store: SampleStore) -> dict[str, Any]:
     if done.compaction is not None:
         said |= compaction_to_json(done.compaction)
     return said | {"receipt": None if done.receipt is None else str(done.receipt)}
-
-
-def erased_text(name: str, result: EventResult) -> str:
-    """Describe the effect of a removal."""
-    done = "erased" if result.applied else "erased earlier, nothing changed"
-    return f"{name}: {counted(result.samples, 'sample')} {done} (event {result.event_id})"
 
 
 def protection_text(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:
@@ -226,17 +223,14 @@ def receipt(options: argparse.Namespace) -> int:
 
 def receipt_path(options: argparse.Namespace, name: str) -> Path:
     """Return the path of the receipt: as given, next to the certificate, or in the folder STORE.receipts."""
-    out: Path
     if options.receipt is not None:
-        out = options.receipt
-    elif options.certificate is not None:
-        out = options.certificate.with_name(options.certificate.name.removesuffix(".json") + RECEIPT_SUFFIX)
-    else:
-        store = options.store.resolve()
-        folder = store.with_name(store.name + ".receipts")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        out = folder / (OTHER_CHARACTERS.sub("-", name)[:80] + RECEIPT_SUFFIX)
-    return out
+        return Path(options.receipt)
+    if options.certificate is not None:
+        return Path(options.certificate).with_name(options.certificate.name.removesuffix(".json") + RECEIPT_SUFFIX)
+    store = options.store.resolve()
+    folder = Path(store.with_name(store.name + ".receipts"))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / (OTHER_CHARACTERS.sub("-", name)[:80] + RECEIPT_SUFFIX)
 
 
 def receipt_text(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchlssvm.cli.arguments import FORCE, command, count, option
+from torchlssvm.cli.arguments import FORCE, command, count, number, option
 from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
 from torchlssvm.wording import counted
@@ -69,20 +69,14 @@ def report(options: argparse.Namespace) -> int:
     return emit(options, data, text + counted(data["suspicious"], "suspicious label"))
 
 
-def parse_seed(text: str) -> int:
-    """Parse a seed that all random generators accept."""
-    value = int(text)
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2^63 - 1")
-    return value
-
-
 @command(
     "demo",
     "Show the main features on scikit-learn's digits. The demo learns digits with wrong labels, finds and corrects them, "
     "erases a user, and verifies the erasure.",
     option("--out", type=Path, default=Path(), metavar="DIR", help="folder for the picture (default: .)"),
-    option("--seed", type=parse_seed, default=0, metavar="N", help="seed of the random numbers (default: 0)"),
+    option(
+        "--seed", type=number(int, 0, 2**63 - 1), default=0, metavar="N", help="seed of the random numbers (default: 0)"
+    ),
     store=False,
 )
 def demo(options: argparse.Namespace) -> int:

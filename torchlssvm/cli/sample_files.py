@@ -1,4 +1,4 @@
-"""Samples from .npy, .pt, CSV and Parquet files. A file that cannot be read raises a ValueError that names it."""
+"""Samples from .npy, .pt, CSV and Parquet files, and from images. What cannot be read raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.backbones import load_pt
+from torchlssvm.backbone_hash import fingerprint
+from torchlssvm.backbones import build, load_pt, preprocessing
+from torchlssvm.linear.attach import AttachedClassifier, attach
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
 
 Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
 """The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+DEFAULT_WEIGHTS = "default"
 
 NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not features."
 
@@ -74,7 +79,6 @@ def read_samples(
     named = {"id": ids, "label": labels, "subject": subjects}
     lines: list[int] = []
     columns: dict[str, Values] = {}
-    x: np.ndarray[Any, Any] | Tensor
     if path.suffix == ".parquet":
         x, columns = read_parquet(path, named)
     elif is_table(path):
@@ -100,7 +104,7 @@ def read_samples(
             except ValueError as error:
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
-    return Samples(path, x.shape[1], keys, y, as_subjects(columns.get("subject")), lambda part: to_features(x[part]))
+    return Samples(path, x.shape[1], keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
 
 
 def as_texts(values: Values) -> list[str]:
@@ -117,53 +121,46 @@ def as_subjects(values: Values | None) -> list[str | None] | None:
 
 
 def load_array(path: Path) -> Any:
-    """Load the content of a .pt file, or an array that stays in its .npy file until parts of it are needed."""
+    """Load the content of a .npy or .pt file, numbers as a tensor if torch has their type. A .npy file stays on the disk."""
     if path.suffix == ".pt":
         return load_pt(path)
     path.stat()  # raises the OSError of a missing file
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        values = np.lib.format.open_memmap(path, mode="c")  # "c": torch wants an array that could be written to
     except OSError:
         raise
     except Exception as error:  # numpy's parser of the header raises errors of many kinds
         raise ValueError(f"{path} is not a complete .npy file: {error}") from None
+    known = values.dtype.isnative and values.dtype.str[1:] in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1")
+    return torch.from_numpy(values) if known else values
 
 
-def load_matrix(path: Path) -> np.ndarray[Any, Any] | Tensor:
+def load_matrix(path: Path) -> Tensor:
     """Load features (n, J) from a .npy or .pt file."""
     values = load_array(path)
-    if isinstance(values, Tensor):
-        real = values.layout == torch.strided and not values.is_complex() and not values.is_quantized
-    else:
-        real = isinstance(values, np.ndarray) and values.dtype.kind in "fiub"
-    if not real:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        values = torch.from_numpy(values.astype(np.float64))
+    if not isinstance(values, Tensor) or values.layout != torch.strided or values.is_complex() or values.is_quantized:
         kind = getattr(values, "dtype", type(values).__name__)
         raise ValueError(f"{path} must contain one array of real numbers, got {kind}")
     if values.ndim != 2:
         raise ValueError(f"{path} must contain features of shape (n, J), got shape {tuple(values.shape)}")
-    return values  # type: ignore[no-any-return]
+    return values
 
 
-def to_features(part: np.ndarray[Any, Any] | Tensor) -> Tensor:
-    """Convert rows of an array or a tensor to a tensor of floats."""
-    if isinstance(part, Tensor):
-        return part
-    usual = part.dtype.kind == "f" and part.dtype.itemsize in (2, 4, 8)
-    return torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("=") if usual else np.float64))
-
-
-def to_column(values: Any, path: Path) -> Values:
-    """Convert the content of a .npy or .pt file: numbers to a tensor (n,) or (n, K), texts to a list."""
+def load_column(path: Path) -> Values:
+    """Load one value for each sample from a .npy or .pt file: numbers as a tensor (n,) or (n, K), texts as a list."""
+    values = load_array(path)
     if isinstance(values, list | tuple) and all(isinstance(v, str | int) for v in values):
         return [str(v) for v in values]
     if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 1:
         return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
-        values = torch.from_numpy(values.astype(np.int64)) if values.dtype.kind in "iu" else to_features(values)
+        values = torch.from_numpy(values.astype(np.int64 if values.dtype.kind in "iu" else np.float64))
     if not isinstance(values, Tensor) or values.ndim not in (1, 2):
         shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor | np.ndarray) else ""
         raise ValueError(f"{path} must contain one value for each sample, got {type(values).__name__}{shape}")
-    return values
+    return values if values.is_floating_point() else values.long()
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -206,24 +203,20 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, [cell.strip() for cell in row]
 
 
-def find_column(value: str | None, first: Sequence[str], header: bool) -> int | None:
-    """Find a column by name or number; return None if there is no such column, for example because a file is meant."""
-    if value is None:
-        return None
-    if header and value in first:
-        return first.index(value)
+def by_number(value: str | None, width: int) -> int | None:
+    """Return the place of a column that is given by its number; None for a name, a file, or a number out of range."""
     try:
-        index = int(value)
+        place = int(value or "")
     except ValueError:
         return None
-    return index % len(first) if -len(first) <= index < len(first) and not Path(value).exists() else None
+    return place % width if -width <= place < width and not Path(str(value)).exists() else None
 
 
 def find_columns(path: Path, named: Mapping[str, str | None], first: Sequence[str], header: bool) -> dict[str, int]:
     """Find the named columns of a table; ValueError for a value that is neither a column nor a file."""
     found = {}
     for name, value in named.items():
-        place = find_column(value, first, header)
+        place = first.index(value) if header and value in first else by_number(value, len(first))
         if place is not None:
             found[name] = place
         elif value is not None and not Path(value).exists():
@@ -233,16 +226,12 @@ def find_columns(path: Path, named: Mapping[str, str | None], first: Sequence[st
 
 
 def is_header(first: Sequence[str], named: Iterable[str | None]) -> bool:
-    """Return True if the first row is a header: it contains one of the names, or a feature cell that is not a number."""
-    if any(value in first and not is_number(value) for value in named if value is not None):
-        return True
-    others = {find_column(value, first, header=False) for value in named}
-    return not all(is_number(cell) for i, cell in enumerate(first) if i not in others)
+    """Return True if the first row is a header: a cell is not a number, and its column is not given by number."""
+    numbered = {by_number(value, len(first)) for value in named}
+    return not all(is_number(cell) for i, cell in enumerate(first) if i not in numbered)
 
 
-def read_table(
-    path: Path, named: Mapping[str, str | None]
-) -> tuple[np.ndarray[Any, Any], dict[str, Values], list[int]]:
+def read_table(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, dict[str, Values], list[int]]:
     """Read a CSV file: the features (n, J), the named columns, and the line number of each sample."""
     rows = read_rows(path)
     number, first = next(rows, (0, []))
@@ -265,10 +254,10 @@ def read_table(
         for name, place in places.items():
             texts[name].append(row[place])
         lines.append(line)
-    return np.array(numbers).reshape(len(lines), len(features)), dict(texts), lines
+    return torch.tensor(numbers, dtype=torch.float64).reshape(len(lines), len(features)), dict(texts), lines
 
 
-def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[np.ndarray[Any, Any], dict[str, Values]]:
+def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, dict[str, Values]]:
     """Read a Parquet file: the features (n, J) and the named columns. A column of lists of numbers is several features."""
     path.stat()
     from pyarrow import ArrowException
@@ -292,7 +281,7 @@ def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[np.ndarra
     texts: dict[str, Values] = {}
     for name, place in places.items():
         texts[name] = ["" if v is None else str(v) for v in table.column(place).to_pylist()]
-    return np.hstack(parts), texts
+    return torch.from_numpy(np.hstack(parts)), texts
 
 
 def read_by_id(path: Path, name: str) -> dict[str, str]:
@@ -319,7 +308,7 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
     are the lines of a text file with ``by_position``.
     """
     if path.suffix in (".npy", ".pt"):
-        values = to_column(load_array(path), path)
+        values = load_column(path)
     elif is_table(path) and len(next(read_rows(path), (0, []))[1]) > 1:
         by_id = read_by_id(path, name)
         missing = next((i for i in ids if i not in by_id), None)
@@ -337,3 +326,57 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
     if len(values) != len(ids):
         raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
     return values
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+class Backbone:
+    """A torchvision network without its last layer, the preprocessing of its default weights, and the fingerprint of both.
+
+    Args:
+        name: torchvision's name of the network, e.g. ``mobilenet_v2``.
+        weights: a file with the network's state_dict (with or without the last layer), or ``"default"`` for torchvision's.
+        num_classes, head, options: as for :func:`torchlssvm.attach`.
+    """
+
+    def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
+        self.preprocess = preprocessing(name)
+        if weights != DEFAULT_WEIGHTS:
+            Path(weights).stat()
+        model = build(name, "DEFAULT" if weights == DEFAULT_WEIGHTS else weights)
+        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
+        self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
+
+    def features(self, paths: list[Path]) -> Tensor:
+        """Read images and compute their features (B, J)."""
+        return self.classifier.features(torch.stack([self._read(path) for path in paths]))
+
+    def _read(self, path: Path) -> Tensor:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                return self.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
+        except Exception as error:  # the readers of image formats raise errors of many kinds
+            raise ValueError(f"{path} cannot be read as an image: {error}") from None
+
+
+def find_images(folder: Path, labelled: bool) -> Mapping[str, Path]:
+    """Return the images in a folder and its sub-folders, sorted, by id: the path below the folder.
+
+    Hidden files and folders are left out. ``labelled``: every image must be in the sub-folder of its class; else ``folder``
+    may be a single image too.
+    """
+    if folder.is_file() and not labelled:
+        return {folder.name: folder}
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    images = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    found = sorted(p for p in images if not any(s.startswith(".") for s in p.relative_to(folder).parts))
+    if not found:
+        raise ValueError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    loose = next((p for p in found if p.parent == folder), None)
+    if labelled and loose is not None:
+        raise ValueError(f"{loose} is not in a sub-folder: the name of the sub-folder is the class of the image")
+    return {p.relative_to(folder).as_posix(): p for p in found}

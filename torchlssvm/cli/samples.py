@@ -31,8 +31,7 @@ from torchlssvm.cli.store_access import Settings, check_output, learn_names, ope
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.images import Backbone
-    from torchlssvm.cli.sample_files import Samples
+    from torchlssvm.cli.sample_files import Backbone, Samples
     from torchlssvm.store import AccessReport, EventResult, SampleStore
 
 SAMPLES = (
@@ -158,8 +157,7 @@ def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | 
 
 def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool) -> Samples:
     """Open a folder of images. Labelled images are in sub-folders with the names of their classes, which are registered."""
-    from torchlssvm.cli.images import find_images
-    from torchlssvm.cli.sample_files import Samples, as_subjects, read_column
+    from torchlssvm.cli.sample_files import Samples, as_subjects, find_images, read_column
 
     images = find_images(options.images, labelled)
     ids, paths = list(images), list(images.values())
@@ -178,7 +176,7 @@ def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool)
 
 def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
     """Load the network that computes the store's features from images, and check that it is the right one."""
-    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
 
     kept, classes = Settings.load(store), store.head.num_classes
     if kept.backbone is None:

@@ -147,25 +147,20 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
-    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
     from torchlssvm.features.description import describe_network
+    from torchlssvm.features.layer_taps import LAYER_SETS
 
     weights = options.weights or DEFAULT_WEIGHTS
     settings.backbone = options.backbone
     settings.weights = weights if weights == DEFAULT_WEIGHTS else str(Path(weights).absolute())
-    lists = {"layers": options.layers, "pool": options.pool, "views": options.views}
-    settings.network = {name: split_names(text) for name, text in lists.items() if text is not None}
-    if options.max_features is not None:
-        settings.network["max_features"] = options.max_features
+    for name in ("layers", "pool", "views", "max_features"):
+        value = getattr(options, name)
+        if value is not None:
+            several = isinstance(value, str) and value not in LAYER_SETS
+            settings.network[name] = [part.strip() for part in value.split(",")] if several else value
     backbone = Backbone(options.backbone, weights, classes, options.head, **settings.network, **build)
     return backbone.classifier.head, backbone.fingerprint, describe_network(backbone.classifier.backbone)
-
-
-def split_names(text: str) -> list[str] | str:
-    """Names with commas between as a list; the name of a set of layers as it is."""
-    from torchlssvm.features.layer_taps import LAYER_SETS
-
-    return text if text in LAYER_SETS else [name.strip() for name in text.split(",")]
 
 
 def as_weights(given: str | list[float] | None) -> Any:
@@ -229,16 +224,10 @@ def set_options(options: argparse.Namespace) -> int:
             store.set_class_weight(as_weights(options.class_weight))
         if options.rho is not None:
             store.set_rho(options.rho)
-        said = options_in_use(head) | {"classes": head.num_classes}
-    weights = said["class_weight"]
-    text = f"rho: {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
+        choice, weights = str(head.choices.get("rho", f"{head.rho!r}, as given")), head.config()["class_weight"]
+        said = {"rho": head.rho, "choice": choice, "class_weight": weights, "classes": head.num_classes}
+    text = f"rho: {choice}" + (f"; class weights: {weights}" if weights is not None else "")
     return emit(options, said, text)
-
-
-def options_in_use(head: Any) -> dict[str, Any]:
-    """Return the values of the options that ``set`` changes."""
-    choice = str(head.choices.get("rho", f"{head.rho!r}, as given"))
-    return {"rho": head.rho, "choice": choice, "class_weight": head.config()["class_weight"]}
 
 
 # -- stats and history -------------------------------------------------------------------------------------------------

@@ -133,27 +133,21 @@ class Settings:
             raise ValueError(f"label {text} is out of range: the store has {classes} classes, 0 to {classes - 1}")
         return int(number)
 
-    def learn_names(self, names: Sequence[str], classes: int) -> None:
-        """Give new names the next free labels, in this order. Names that are all numbers from 0 are labels already."""
-        if not self.classes and all(n.isdecimal() and str(int(n)) == n and int(n) < classes for n in names):
-            return
-        new = [n for n in names if n not in self.classes]
-        if len(self.classes) + len(new) > classes:
-            raise ValueError(
-                f"{', '.join(map(repr, new))} would make {len(self.classes) + len(new)} classes; the store has {classes}"
-                + (f": {', '.join(map(repr, self.classes))}" if self.classes else "")
-            )
-        self.classes += new
-
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
-    """Register the names of classes under the write lock, since another process may do the same."""
+    """Give new names of classes the next free labels, in this order. Names that are all numbers from 0 are labels already."""
     classes = store.head.num_classes
 
     def learn(known: list[str]) -> list[str]:
-        settings = Settings(known)
-        settings.learn_names(names, classes)
-        return settings.classes
+        if not known and all(n.isdecimal() and str(int(n)) == n and int(n) < classes for n in names):
+            return known
+        new = [n for n in names if n not in known]
+        if len(known) + len(new) > classes:
+            raise ValueError(
+                f"{', '.join(map(repr, new))} would make {len(known) + len(new)} classes; the store has {classes}"
+                + (f": {', '.join(map(repr, known))}" if known else "")
+            )
+        return [*known, *new]
 
-    store.name_classes(learn)
+    store.name_classes(learn)  # it takes the write lock, since another process may do the same
     return Settings.load(store)

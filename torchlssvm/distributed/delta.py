@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from torchlssvm.backbone_hash import fingerprint as backbone_fingerprint
-from torchlssvm.distributed.sum_checks import check_enough, check_held, least_samples
-from torchlssvm.errors import RemovalError, VerificationError
+from torchlssvm.errors import VerificationError
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
@@ -22,15 +21,13 @@ from torchlssvm.functional.sample_identity import shared_key
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import checksum, pack
+from torchlssvm.linear.locking import catch_up
 from torchlssvm.linear.membership import RowCounts, rows_of
-from torchlssvm.linear.pending import Tracking, add_counts, add_weights
+from torchlssvm.linear.pending import Changes, Tracking, add_weights
 from torchlssvm.statistics import Statistics
 from torchlssvm.untrusted import load_tensors
 
 DELTA_FORMAT = "torchlssvm-delta-1"
-
-UNKNOWN_ROWS = "sums were merged that carry no fingerprints of rows, or those of another key"
-"""The reason that is recorded when removals are not checked against the rows held."""
 
 
 # -- heads that exchange changes ---------------------------------------------------------------------------------------------
@@ -48,62 +45,17 @@ def head_of(target: Any) -> LSSVMHead:
     return head
 
 
-def sums_of(head: LSSVMHead) -> Statistics:
-    """Return the sums of a head."""
-    assert head.statistics is not None
-    head.statistics.canonicalize()
-    return head.statistics
-
-
-def pending_rows(head: LSSVMHead) -> RowCounts | None:
-    """Return the rows that are pending in a head; None if they are not known."""
-    head._rows.flush()
-    if head._pending.tracking is Tracking.ALL:
-        return None if head._rows.unchecked is not None else head._rows.held
-    return head._rows.changed
-
-
-def refuse_lost(head: LSSVMHead) -> None:
-    """ValueError for a head that was saved with pending removals, since its pending changes are lost."""
-    if head._pending.tracking is Tracking.LOST:
-        raise ValueError(
-            "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
-            "the samples held are right, but what changed since the last agreement is not known. If the others hold the same "
-            "(the removals reached them, or all ranks loaded this file), agree(head) says so; else load a checkpoint that was "
-            "saved after a sync and repeat the removals."
-        )
-
-
-def begin(head: LSSVMHead, digest: str | None, epoch: int) -> None:
-    """Make the present state of a head the agreed state, with nothing pending."""
-    head._rows.flush()
-    head._pending.restart(sums_of(head).zero(), digest, epoch)
-    head._rows.changed = None if head._rows.unchecked is not None else RowCounts()
-
-
-def replace_held(head: LSSVMHead, sums: Statistics, rows: RowCounts | None, key: bytes | None) -> None:
-    """Replace what a head holds by other sums (their parts, not copies) and rows."""
-    with head._changing():
-        sums_of(head).take_over(sums)
-        if sums.empty:
-            head._rows.changed = None
-            head._rows.clear()
-        else:
-            head._rows.replace(rows, key, UNKNOWN_ROWS)
-        head._choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
-        head._solver.reset()
-
-
 @contextmanager
 def locked(*targets: Any) -> Iterator[None]:
     """A context in which no other thread changes these heads, so that an exchange reads and writes one consistent state.
 
-    All threads take the locks in the same order, which prevents deadlocks. Targets that are not heads are skipped here;
-    :func:`head_of` raises the error for them.
+    A head of a store is brought up to date first. All threads take the locks in the same order, which prevents deadlocks.
+    Targets that are not heads are skipped here; :func:`head_of` raises the error for them.
     """
     heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
     with ExitStack() as stack:
         for _, head in sorted(heads.items()):
+            catch_up(head)
             stack.enter_context(head._lock)
         yield
 
@@ -118,7 +70,7 @@ def fingerprint_of(target: Any, given: str | None) -> str | None:
 # -- deltas --------------------------------------------------------------------------------------------------------------------
 
 
-class Delta:
+class Delta(Changes):
     """The changes of a node: sums of samples added minus sums of samples removed, and an id.
 
     ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model, and it may
@@ -146,26 +98,25 @@ class Delta:
                 f"a Delta wraps Statistics, got {type(statistics).__name__}: Delta.take(head) has a head's changes, "
                 "Delta.like(head) is empty"
             )
-        self.statistics, self.fingerprint = statistics, fingerprint
+        # Rows and weights of the samples are in the memory of this process only.
+        super().__init__(statistics, RowCounts() if statistics.empty else None, shared_key())
+        self.fingerprint = fingerprint
         self.id = uuid.uuid4().hex if id is None else id
         self.uncertifiable: str | None = None
         self.carried: set[str] = set()
         self.source: LSSVMHead | None = None  # the head in which these changes are pending, until they are handed over
-        # Of the samples, in the memory of this process only: rows (None: not known) under a key, and weights by id.
-        self.key = shared_key()
-        self.rows: RowCounts | None = RowCounts() if statistics.empty else None
-        self.weights: dict[bytes, int] = {}
 
     @classmethod
     def like(cls, target: Any, *, fingerprint: str | None = None) -> Self:
         """Make an empty delta for a head: same shape, same grid."""
-        stats = sums_of(head_of(target))
+        head = head_of(target)
+        stats = head.statistics
         out = Statistics(
             stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
             per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
         )  # fmt: skip
         delta = cls(out, fingerprint=fingerprint_of(target, fingerprint))
-        delta.key = head_of(target)._rows.key or delta.key
+        delta.key = head.pending.held_rows.key or delta.key
         return delta
 
     @classmethod
@@ -183,16 +134,14 @@ class Delta:
         """
         with locked(target):
             head = head_of(target)
-            refuse_lost(head)
-            head._solve()  # raises an error for impossible removals
-            stats, pending = sums_of(head), head._pending
-            delta = cls(pending.sums(stats).copy(), fingerprint=fingerprint_of(target, fingerprint))
-            rows, delta.key = pending_rows(head), head._rows.key or delta.key
-            delta.rows, delta.weights = None if rows is None else rows.copy(), dict(pending.weights)
+            changes = head.pending.changes()
+            delta = cls(changes.statistics.copy(), fingerprint=fingerprint_of(target, fingerprint))
+            delta.rows = None if changes.rows is None else changes.rows.copy()
+            delta.key, delta.weights = changes.key or delta.key, dict(changes.weights)
             delta.uncertifiable = head.uncertifiable
-            name = pending.named(stats)
+            name = head.pending.named()
             if name is not None:
-                delta.id, delta.carried, delta.source = name, set(pending.carried), head
+                delta.id, delta.carried, delta.source = name, set(head.pending.carried), head
             return delta
 
     @exactly
@@ -214,7 +163,7 @@ class Delta:
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
         add_weights(self.weights, batch, sign)
-        if self.rows is not None and len(batch):
+        if self.rows is not None and self.key is not None and len(batch):
             self.rows.add(rows_of(batch, self.key).hashed(self.key), sign)
         return self
 
@@ -222,11 +171,6 @@ class Delta:
     def names(self) -> set[str]:
         """The ids under which its samples may have been counted."""
         return {self.id} | self.carried
-
-    @property
-    def least_samples(self) -> int | None:
-        """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed."""
-        return least_samples(self.statistics, self.rows)
 
     def digest(self) -> str:
         """SHA-256 of the sums."""
@@ -239,7 +183,7 @@ class Delta:
         """
         with locked(self.source):
             self.check_own()
-            check_enough(self.statistics, self.rows, min_samples)
+            self.check_enough(min_samples)
             out = self.statistics.state()
             meta = {
                 "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
@@ -301,26 +245,19 @@ class Delta:
         """ValueError if the changes have left the head since, or the head has other classes now."""
         if self.source is None:
             return
-        pending = self.source._pending
+        pending = self.source.pending
         if pending.id != self.id or pending.tracking is Tracking.LOST:
             raise ValueError(
                 f"the changes of the delta {self.id} are no longer pending in their head: they left it with another delta, a "
                 "sync, agree, discard or a load. Nothing was done: Delta.take(head) has what is pending."
             )
-        sums_of(self.source).compatible(self.statistics.to(self.source.device))
+        self.source.statistics.compatible(self.statistics.to(self.source.device))
 
     def hand_over(self) -> None:
         """Count the changes, which are somewhere else now, as agreed on in the head that they come from."""
         head, self.source = self.source, None
-        if head is None:
-            return
-        pending, rows, weights = head._pending, pending_rows(head), dict(head._pending.weights)
-        rest = pending.sums(sums_of(head)) - self.statistics.to(head.device)
-        pending.restart(rest, None, pending.epoch)
-        pending.merged = pending.merged | {self.id}  # its samples are here: it must not come back
-        pending.weights = weights
-        add_counts(pending.weights, self.weights, -1)
-        head._rows.changed = None if rows is None or self.rows is None else rows.plus(self.rows, -1)
+        if head is not None:
+            head.pending.hand_over(self, self.id)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
@@ -345,10 +282,10 @@ def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
     """ValueError if a delta holds the head's own changes, was merged before, or comes from other features."""
     if delta.source is head:
         raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
-    head._pending.refuse_twice(delta.names)
+    head.pending.refuse_twice(delta.names)
     if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
         raise ValueError(f"the delta {delta.id} is of features with fingerprint {delta.fingerprint}, here it is {mine}")
-    sums_of(head).compatible(delta.statistics.to(head.device))
+    head.statistics.compatible(delta.statistics.to(head.device))
     delta.check_own()
 
 
@@ -367,54 +304,16 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
-        head._solve()  # report bad pending removals before this call changes anything
-        total, changed = sums_of(head).zero(), _rows_of(deltas, head._rows.key)
+        total = Changes(head.statistics.zero(), RowCounts(), head.pending.held_rows.key)
         for delta in deltas:
-            total.merge(delta.statistics.to(head.device))
-        total.canonicalize()
-        if not total.empty:
-            _add_sums(head, total, changed)
+            total = total.plus(delta)
+        if not total.statistics.empty:
+            head._take_in(total, 1, shrinks=True)
         for delta in deltas:
             delta.hand_over()
-            add_counts(head._pending.weights, delta.weights)
             head._mark_uncertifiable(delta.uncertifiable)
-        head._pending.merged = head._pending.merged | set(names)
-        head._pending.carried = head._pending.carried | set(names)
+        head.pending.count_ids(set(names))
         return head
-
-
-def _rows_of(deltas: tuple[Delta, ...], key: bytes | None) -> RowCounts | None:
-    """Return the rows of all deltas, if they are known under one key."""
-    total = RowCounts()
-    for delta in deltas:
-        if delta.rows is None or delta.key != (key or deltas[0].key):
-            return None
-        total = total.plus(delta.rows)
-    return total
-
-
-def _add_sums(head: LSSVMHead, total: Statistics, changed: RowCounts | None) -> None:
-    """Add sums; RemovalError, with nothing changed, if the result could not be that of samples."""
-    stats = sums_of(head)
-    rows, key = head._rows.joined(changed, head._rows.key), head._rows.key or shared_key()
-    with head._changing():
-        before = stats.copy()
-        stats.merge(total)
-        try:
-            check_held(stats, set(total.group_sums()), shrunk=rows is None)
-        except RemovalError:
-            stats.take_over(before)
-            head._solver.reset()
-            raise
-        head._pending.merge(total, 1)
-        head._pending.shrunk = True
-        if head._rows.changed is not None and rows is not None and changed is not None:
-            head._rows.changed = head._rows.changed.plus(changed)
-        if stats.empty:
-            head._rows.clear()
-        else:
-            head._rows.replace(rows, key, UNKNOWN_ROWS)
-        head._solver.reset()
 
 
 @exactly
@@ -425,9 +324,7 @@ def agree(target: Any) -> LSSVMHead:
     """
     with locked(target):
         head = head_of(target)
-        head._solve()
-        stats = sums_of(head)
-        begin(head, "" if stats.empty else stats.digest(), head._pending.epoch)
+        head.pending.agree()
         return head
 
 
@@ -449,9 +346,8 @@ def status(target: Any) -> Status:
     (Status(epoch=0, agreed='', pending=True), False)
     """
     with locked(target):
-        head = head_of(target)
-        stats, pending = sums_of(head), head._pending
-        return Status(pending.epoch, pending.agreed_digest(stats), pending.some(stats))
+        pending = head_of(target).pending
+        return Status(pending.epoch, pending.agreed_digest(), pending.some)
 
 
 @exactly
@@ -459,12 +355,10 @@ def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
     with locked(target):
         head = head_of(target)
-        refuse_lost(head)
-        pending, stats, changed = head._pending, sums_of(head), pending_rows(head)
-        agreed = pending.agreed_sums(stats)
-        digest, merged = pending.agreed, pending.merged - pending.carried
-        rows = None if changed is None or head._rows.unchecked is not None else head._rows.held.plus(changed, -1)
-        replace_held(head, agreed, rows, head._rows.key)
-        begin(head, digest, pending.epoch)
+        pending = head.pending
+        pending.changes()  # ValueError if they were lost
+        merged = pending.merged - pending.carried
+        head._hold(pending.agreed_sums(), pending.agreed_rows(), None)
+        pending.restart(None, pending.epoch)
         pending.merged = merged
         return head

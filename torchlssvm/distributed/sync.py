@@ -19,39 +19,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchlssvm.distributed.collectives import Peers
-from torchlssvm.distributed.delta import (
-    Delta,
-    begin,
-    check_delta,
-    fingerprint_of,
-    head_of,
-    locked,
-    pending_rows,
-    refuse_lost,
-    replace_held,
-    sources,
-    sums_of,
-)
-from torchlssvm.distributed.sum_checks import check_enough, check_held
+from torchlssvm.distributed.delta import Delta, check_delta, fingerprint_of, head_of, locked, sources
 from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.membership import RowCounts
-from torchlssvm.linear.pending import add_counts
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 from torchlssvm.statistics.statistics import LARGEST_SUM
-
-MESSAGE_NUMBERS = 2**23
-"""Numbers (64 MB of int64) in one message with sums: large enough for the network, small beside the sums of many classes."""
-
-LOOSE_BOUND = 2.0**52
-"""A bound on the sums from here on is computed again from the sums themselves: additions and removals cancel."""
 
 ERRORS_BY_NAME: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -124,9 +103,9 @@ def _run(target: Any, group: Any, to: int | None, delta: Delta | None, fingerpri
         total, rows = mine.sum(peers, to, choices, messages), mine.exchange_rows(peers, receives, messages)
         digest = settle(peers, to, total, rows if receives else None, messages)
         key = next((m["key"] for m in messages if m["key"] is not None), None)
-        replace_held(mine.head, total, rows, None if key is None else bytes.fromhex(key))
-        begin(mine.head, digest, mine.head._pending.epoch + 1)
-    mine.head._pending.merged = mine.head._pending.merged | merged
+        mine.head._hold(total, rows, None if key is None else bytes.fromhex(key))
+        mine.pending.restart(digest, mine.pending.epoch + 1)
+    mine.pending.merged = mine.pending.merged | merged
     if delta is not None:
         delta.hand_over()
     if receives:
@@ -139,58 +118,41 @@ class Contribution:
 
     def __init__(self, target: Any, delta: Delta | None, fingerprint: str | None):
         self.head, self.fingerprint = head_of(target), fingerprint
-        refuse_lost(self.head)
-        pending = self.head._pending
-        self.held = sums_of(self.head)
-        self.own = self.sums = pending.sums(self.held)
-        self.own_rows = self.rows = pending_rows(self.head)
-        self.weights, self.key, self.merged = dict(pending.weights), self.head._rows.key, pending.merged
-        self.names: set[Any] = {pending.id} - {None} | pending.carried if pending.some(self.held) else set()
+        self.pending = pending = self.head.pending
+        self.own = self.all = pending.changes()
+        self.held, self.merged = pending.held, pending.merged
+        self.names: set[Any] = {pending.id} - {None} | pending.carried if pending.some else set()
         self.shrunk, self.uncertifiable = pending.shrunk, self.head.uncertifiable
         if delta is not None:
-            self._include(delta)
-
-    def _include(self, delta: Delta) -> None:
-        check_delta(self.head, delta, self.fingerprint)
-        self.sums = self.own.copy()
-        self.sums.merge(delta.statistics.to(self.head.device))
-        self.key = self.key or delta.key
-        known = self.rows is not None and delta.rows is not None and delta.key == self.key
-        self.rows = self.rows.plus(delta.rows) if known else None  # type: ignore[union-attr,arg-type]
-        add_counts(self.weights, delta.weights)
-        self.names, self.merged = self.names | delta.names, self.merged | delta.names
-        self.shrunk, self.uncertifiable = True, self.uncertifiable or delta.uncertifiable
+            check_delta(self.head, delta, fingerprint)
+            self.all = self.own.plus(delta)
+            self.names, self.merged = self.names | delta.names, self.merged | delta.names
+            self.shrunk, self.uncertifiable = True, self.uncertifiable or delta.uncertifiable
 
     def message(self, to: int | None, size: int, min_samples: int) -> Message:
         """Return what the other ranks need to know. ValueError for a bad rank, or for sums of too few samples."""
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < size):
             raise ValueError(f"rank must be an int in 0..{size - 1}, got {to!r}")
-        check_enough(self.sums, self.rows, min_samples)
-        head, held, pending = self.head, self.held, self.head._pending
-        decided = held if self.sums.kind is None else self.sums
-        known = self.rows is not None and head._rows.unchecked is None
-        weight = head.class_weight
+        self.all.check_enough(min_samples)
+        sums, own, held, rows = self.all.statistics, self.own.statistics, self.held, self.pending.held_rows.known()
+        decided = held if sums.kind is None else sums
+        known = self.all.rows is not None and rows is not None
+        key = self.all.key if known and (rows or self.all.rows) else None
         return {
-            "form": {
-                "in_features": held.in_features, "num_classes": held.num_classes, "per_class": held.per_class,
-                "folds": held.folds, "normalize": held.normalize, "scale": held.scale,
-                "intercept": head.intercept, "multiclass": head.multiclass,
-                "rho": head._choices.rho_rule or head.rho, "rule": head._options.rule,
-                "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
-                "fingerprint": self.fingerprint, "destination": to,
-            },
+            "form": self.head._form() | {"fingerprint": self.fingerprint, "destination": to},
             "kind": decided.kind, "grid": grid_to_json(decided.grid), "target_grid": grid_to_json(decided.target_grid),
-            "epoch": pending.epoch, "agreed": pending.agreed_digest(held),
+            "epoch": self.pending.epoch, "agreed": self.pending.agreed_digest(),
             "names": sorted(self.names), "merged": sorted(self.merged), "uncertifiable": self.uncertifiable,
-            "groups": sorted({*self.sums.group_sums(), *self.own.group_sums()}), "gross": self.sums.bound,
-            "agreed_gross": 0.0 if self.own is held else held.bound + self.own.bound, "shrunk": self.shrunk, "known": known,
-            "key": self.key.hex() if known and self.key is not None and (len(head._rows.held) or self.rows) else None,
+            "groups": sorted({*sums.group_sums(), *own.group_sums()}), "gross": sums.bound,
+            "agreed_gross": 0.0 if own is held else held.bound + own.bound, "shrunk": self.shrunk, "known": known,
+            "key": None if key is None else key.hex(),
         }  # fmt: skip
 
     def refuse_added_twice(self, peers: Peers) -> None:
         """ValueError, on all ranks, if two of them added samples under the same id, net of what others removed."""
-        hashes = np.frombuffer(b"".join(sorted(self.weights)), "<i8").reshape(-1, 2)
-        signs = np.sign([self.weights[h] for h in sorted(self.weights)]).astype(np.int64).reshape(-1, 1)
+        weights = self.all.weights
+        hashes = np.frombuffer(b"".join(sorted(weights)), "<i8").reshape(-1, 2)
+        signs = np.sign([weights[h] for h in sorted(weights)]).astype(np.int64).reshape(-1, 1)
         net: dict[tuple[int, ...], int] = {}
         holders: dict[tuple[int, ...], list[int]] = {}
         for rank, part in enumerate(peers.gather(torch.from_numpy(np.hstack([hashes, signs])))):
@@ -209,12 +171,13 @@ class Contribution:
 
     def sum(self, peers: Peers, to: int | None, choices: GridChoices, messages: list[Message]) -> Statistics:
         """Return total + sum of all ranks - own pending; a rank that does not receive the sum leaves it out."""
-        held, own, sent = self.held.group_sums(), self.own.group_sums(), self.sums.group_sums()
-        all_pending, receives = self.own is self.held, to is None or to == peers.rank
+        parts = self.all.statistics, self.own.statistics, self.held
+        sent, own, held = (part.group_sums() for part in parts)
+        all_pending, receives = self.own.statistics is self.held, to is None or to == peers.rank
         groups = sorted({g for m in messages for g in m["groups"]})
         sums = {} if all_pending else dict(held)
         zero = torch.zeros(self.held.packed_length(choices.kind), dtype=torch.int64, device=self.held.device)
-        step = max(1, MESSAGE_NUMBERS // len(zero))
+        step = max(1, 2**23 // len(zero))  # 64 MB in one message: large for the network, small beside many classes
         for start in range(0, len(groups), step):
             part = groups[start : start + step]
             reduced = peers.total(torch.stack([sent.get(g, zero) for g in part]), to)
@@ -222,12 +185,12 @@ class Contribution:
                 agreed = zero if all_pending else held.get(g, zero) - own.get(g, zero)
                 sums[g] = agreed + value if receives else agreed.clone()
         none = self.held.zero_moments(choices.kind)
-        moments, mine, now = (s.moments if s.kind is not None else none for s in (self.sums, self.own, self.held))
+        moments, mine, now = (part.moments if part.kind is not None else none for part in parts)
         reduced = peers.total(moments.clone(), to)
         moments = (reduced if receives else none) + (now - mine)
         n = checks.to_host(moments.sum() if moments.ndim == 2 else moments[:, 0, 0].sum())[0][0]
-        gross = gross_bound(messages)
-        out = self.held.with_sums(choices, sums, moments, gross if gross < LOOSE_BOUND else None, n)
+        gross = gross_bound(messages)  # additions and removals cancel: a large bound is taken from the sums again
+        out = self.held.with_sums(choices, sums, moments, gross if gross < 2.0**52 else None, n)
         out.reuse_hashes(self.held, groups)  # of classes that did not change
         return out
 
@@ -236,10 +199,10 @@ class Contribution:
         keys = {m["key"] for m in messages} - {None}
         if len(keys) > 1 or not all(m["known"] for m in messages):
             return None
-        assert self.rows is not None
-        assert self.own_rows is not None
-        total = self.head._rows.held.plus(self.own_rows, -1)
-        for part in peers.gather(torch.from_numpy(self.rows.to_array())):
+        total = self.pending.agreed_rows()
+        assert total is not None
+        assert self.all.rows is not None
+        for part in peers.gather(torch.from_numpy(self.all.rows.to_array())):
             if receives:
                 total = total.plus(RowCounts.from_array(part.numpy()))
         return total
@@ -251,8 +214,10 @@ def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | No
         if to is None or to == peers.rank:
             if rows is not None and rows.negative:
                 raise checks.removal_error(f"{rows.negative} row(s) would be removed more often than they are held")
-            shrunk = any(m["shrunk"] for m in messages) and rows is None
-            check_held(total, {g for m in messages for g in m["groups"]}, shrunk)
+            total.canonicalize()
+            if not total.empty and any(m["shrunk"] for m in messages):
+                total.check_counts(total.moments)
+                total.check_possible({g for m in messages for g in m["groups"]} if rows is None else ())
         total.canonicalize()
         verdict = {"digest": "" if total.empty else total.digest()}
     except Exception as error:

@@ -17,8 +17,8 @@ VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)
 class Views(nn.Module):
     """Average the features of a batch and of fixed transforms of it.
 
-    A transform must be fixed: it gives the same result each time, for each sample by itself. Random augmentation raises a
-    ValueError, because features that are drawn again cannot be removed again.
+    A transform must be fixed: it gives the same result each time, for each sample by itself, and leaves its input as it is. The
+    first batches test that. Random augmentation raises a ValueError, because features that are drawn again cannot be removed.
 
     Args:
         module: gives features (B, J) of a batch.
@@ -52,7 +52,7 @@ class Views(nn.Module):
         values = tensor_of(run(self.module, batch)).to(torch.float64)
         for view in self.views:
             values = values + tensor_of(run(self.module, self._transformed(batch, view)))
-        self._tried = True
+        self._tried = self._tried or not isinstance(batch, Tensor) or len(batch) > 1
         return values / (1 + len(self.views))
 
     def _transformed(self, batch: Any, view: str | Callable[[Any], Any]) -> Any:
@@ -60,6 +60,7 @@ class Views(nn.Module):
             return VIEWS[view](batch)
         if self._tried or torch.compiler.is_compiling():
             return view(batch)
+        given = batch.clone() if isinstance(batch, Tensor) else None
         before, other_state = _random_states(), torch.random.get_rng_state()
         moved = view(batch)
         random_view = before != _random_states() or not torch.equal(other_state, torch.random.get_rng_state())
@@ -68,6 +69,14 @@ class Views(nn.Module):
                 f"the view {view!r} is random. Features that are drawn again each time differ from those that were learned, so "
                 "the sample could not be removed. Give fixed transforms; or add augmented copies as rows of their own to a "
                 "store, all under one subject: they leave together"
+            )
+        if given is not None and not torch.equal(given, batch):
+            batch.copy_(given)
+            raise ValueError(f"the view {view!r} changes its input in place. Let it work on a copy, images.clone()")
+        if given is not None and (len(moved) != len(batch) or not torch.equal(view(batch[:1]), moved[:1])):
+            raise ValueError(
+                f"the view {view!r} depends on the other samples of a batch, so that a sample would have other features beside "
+                "other samples. Give a transform of each sample by itself"
             )
         return moved
 

@@ -16,20 +16,10 @@ classes to the data: near the border, the most probable class may differ from th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-
-MOST_NEWTON_STEPS = 100
-"""Steps after which a fit stops; ten are usual."""
-
-LEAST_STEP = 1e-10
-"""Share of a Newton step at which halving stops."""
-
-LOSS_ROUNDING = 1e-13
-"""Relative rounding error of a loss: a smaller increase is ignored."""
-
-STEP_TOLERANCE = 1e-12
-"""Relative size of a step at which a fit has converged."""
 
 
 def least_squares(scores: Tensor) -> Tensor:
@@ -45,40 +35,53 @@ def least_squares(scores: Tensor) -> Tensor:
     return (p - above.gather(1, used - 1)).clamp(min=0.0)
 
 
+def minimized(
+    theta: Tensor, loss: Callable[[Tensor], Tensor], newton_step: Callable[[Tensor], Tensor], low: float, high: float
+) -> Tensor:
+    """The minimum of a convex loss by Newton's method with halved steps (Lin, Lin, Weng 2007), between bounds.
+
+    It ends when a step moves the parameters by 1e-12 of their size; ten steps are usual. An increase of the loss by 1e-13 is
+    taken for rounding.
+    """
+    value = loss(theta)
+    for _ in range(100):
+        step, size = newton_step(theta), 1.0
+        while size > 1e-10:
+            trial = (theta - size * step).clamp(low, high)
+            new = loss(trial)
+            if bool(new <= value + 1e-13 * value.abs()):
+                break
+            size /= 2
+        moved = (trial - theta).abs().amax()
+        theta, value = trial, new
+        if bool(moved <= 1e-12 * (1 + theta.abs().amax())):
+            break
+    return theta
+
+
 def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    """t (1,): Newton's method on the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
+    """t (1,), by the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
     K, n = scores.shape[1], d.sum()
     eps = 1.0 / (n + 2.0)
     hit = torch.nn.functional.one_hot(y, K).to(torch.bool)
     target = torch.where(hit, 1.0 - eps, eps / (K - 1))
     goal = (d[:, None] * target * scores).sum()
 
-    def derivatives(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(t: Tensor) -> Tensor:
+        return (d * torch.logsumexp(t * scores, 1)).sum() - t * goal
+
+    def newton_step(t: Tensor) -> Tensor:
         p = torch.softmax(t * scores, 1)
         mean = (p * scores).sum(1)
-        value = (d * torch.logsumexp(t * scores, 1)).sum() - t * goal
-        return value, (d * mean).sum() - goal, (d * ((p * scores.square()).sum(1) - mean.square())).sum()
+        curve = (d * ((p * scores.square()).sum(1) - mean.square())).sum()
+        return ((d * mean).sum() - goal) / curve.clamp(min=torch.finfo(t.dtype).tiny)
 
-    t = torch.ones((), dtype=torch.float64, device=scores.device)
-    value, slope, curve = derivatives(t)
-    for _ in range(MOST_NEWTON_STEPS):
-        step = slope / curve.clamp(min=torch.finfo(t.dtype).tiny)
-        size = 1.0
-        while size > LEAST_STEP:
-            trial = (t - size * step).clamp(min=TIE_BREAKING_SHARE, max=1e6)
-            new = derivatives(trial)
-            if bool(new[0] <= value + LOSS_ROUNDING * value.abs()):
-                break
-            size /= 2
-        moved = (trial - t).abs()
-        t, (value, slope, curve) = trial, new
-        if bool(moved <= STEP_TOLERANCE * (1 + t)):
-            break
-    return t[None]
+    one = torch.ones((), dtype=torch.float64, device=scores.device)
+    return minimized(one, loss, newton_step, 1e-9, 1e6)[None]
 
 
 def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
-    """(a, c): Newton's method with halved steps (Lin, Lin, Weng 2007). s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
+    """(a, c) of Platt's sigmoid. s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
     plus, minus = d[hit].sum(), d[~hit].sum()
     target = torch.where(hit, (plus + 1) / (plus + 2), 1 / (minus + 2))
     # scale-free: a is found for standardized scores
@@ -91,23 +94,15 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
         margin = X @ theta
         return (d * (torch.nn.functional.softplus(margin) - target * margin)).sum()
 
-    value = loss(theta)
-    for _ in range(MOST_NEWTON_STEPS):
+    def newton_step(theta: Tensor) -> Tensor:
         p = torch.sigmoid(X @ theta)
-        gradient = X.mT @ (d * (p - target))
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
         # 1e-12: ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible
         hessian.diagonal().add_(1e-12 * d.sum())
-        step = torch.linalg.solve(hessian, gradient)
-        size = 1.0
-        while size > LEAST_STEP:
-            new = loss(theta - size * step)
-            if bool(new <= value + LOSS_ROUNDING * value.abs()):
-                break
-            size /= 2
-        theta, value = theta - size * step, new
-        if bool(step.abs().amax() * size <= STEP_TOLERANCE * (1 + theta.abs().amax())):
-            break
+        step: Tensor = torch.linalg.solve(hessian, X.mT @ (d * (p - target)))
+        return step
+
+    theta = minimized(theta, loss, newton_step, -torch.inf, torch.inf)
     a = theta[0] / spread
     return torch.stack([a, theta[1] - a * mean])
 
@@ -148,13 +143,9 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-TIE_BREAKING_SHARE = 1e-9
-"""The share of softmax(s) in normalized probabilities, which breaks ties between equally probable classes."""
-
-
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
     """Rows that sum to one; equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
-    p = p + TIE_BREAKING_SHARE * torch.softmax(scores, 1)
+    p = p + 1e-9 * torch.softmax(scores, 1)  # a share that breaks ties
     return p / p.sum(1, keepdim=True)
 
 

@@ -126,10 +126,6 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.copy() if not array.flags.writeable or min(array.strides, default=0) < 0 else array
 
 
-DENSE_NUMBERS = 2**17
-"""Numbers (1 MiB) up to which sparse rows are made dense: few of them update the weights instead of solving for them."""
-
-
 def sparse_features(given: Any, device: torch.device) -> Tensor | None:
     """Sparse rows, torch's of any layout or scipy's, as a coalesced tensor; None for anything else."""
     if isinstance(given, Tensor):
@@ -152,7 +148,7 @@ def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> 
     x = sparse_features(given, device)
     if x is None:
         x = as_tensor(given, "x", device)
-    elif not sparse or x.numel() <= DENSE_NUMBERS:
+    elif not sparse or x.numel() <= 2**17:  # few rows (1 MiB) update the weights instead of solving for them
         x = x.to_dense()
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""

@@ -16,10 +16,6 @@ SMALLEST_UPDATED_SYSTEM = 48
 COLUMNS_BETWEEN_SOLVES = 8
 """Columns of updates, in units of J, after which an inverse is computed from scratch to limit rounding errors."""
 
-LEAST_REMOVAL_PIVOT = 1e-2
-"""Least share of the system that a removal by Theorem 1 may leave. Below it, where two digits would be lost, weights are solved
-from statistics."""
-
 
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     """Whether to solve from statistics instead of applying Theorem 1.

@@ -20,14 +20,12 @@ from torchlssvm.errors import InexactDeviceError
 PROBE_ROWS, PROBE_COLUMNS = 4096, 1024
 """Shape of the factor of the test product: large enough for libraries to emulate float64, if they ever do."""
 
-LARGEST_PROBE_ENTRY = 2**20
-"""Largest magnitude of an entry of the test product: features on a grid of 20 bits; 4,096 squares sum to at most 2^52."""
-
 
 def products_are_exact(device: torch.device) -> bool:
     """Multiply on the device and check on the host."""
     random = np.random.default_rng(0)
-    Q = random.integers(-LARGEST_PROBE_ENTRY, LARGEST_PROBE_ENTRY, (PROBE_ROWS, PROBE_COLUMNS), endpoint=True)
+    # 2**20: features on a grid of 20 bits; 4,096 squares sum to at most 2^52
+    Q = random.integers(-(2**20), 2**20, (PROBE_ROWS, PROBE_COLUMNS), endpoint=True)
     rows = torch.from_numpy(Q).to(device).to(torch.float64)
     M = read_exactly(rows.mT @ rows)
     if M is None:

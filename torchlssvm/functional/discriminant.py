@@ -27,7 +27,8 @@ sample and one for each class, and by Woodbury
 
     (B - E E^T)^-1 = B^-1 + B^-1 E (I - E^T B^-1 E)^-1 E^T B^-1.
 
-One sample alone is a single column: sqrt(g) d with g = t n_k / (n_k - t).
+One sample alone is a single column: sqrt(g) d with g = t n_k / (n_k - t). The mean of the rest is m' = -sum t_i (x_i - m) / n'
+from m, where n' = n - tau; scores centred on it instead of on m differ by -m'^T B'^-1 x + m'^T B'^-1 m' / 2 in all classes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = ABSENT.
+    A class without samples gets zero weights and b = -1e30: below any other score, and finite, so that it can be calibrated.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -62,11 +63,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
     n = counts.sum()
     w = V * (n * _inflation(rho * W.shape[0], trace))
     b = (counts / n).log() - m @ w - 0.5 * (M.mT * w).sum(0)
-    return w, torch.where(present, b, torch.full_like(b, ABSENT))
-
-
-ABSENT = -1e30
-"""Score of a class without samples: below any other, and finite, so that it can be compared and calibrated."""
+    return w, torch.where(present, b, torch.full_like(b, -1e30))
 
 
 class WithinClass(NamedTuple):
@@ -91,14 +88,19 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
     """Factor S_w + rho I. S: S_w (J, J); means: (K, J); counts: (K,)."""
     B = S.clone()
     B.diagonal().add_(rho)
-    L = torch.linalg.cholesky(B)
+    L, failed = torch.linalg.cholesky_ex(B)
+    if bool(failed):
+        raise ValueError(
+            f"rho = {rho:g} is too small for these features: the within-class scatter is singular in float64. Use a larger rho."
+        )
     return WithinClass(lambda rows: torch.cholesky_solve(rows.mT, L).mT, S.trace(), means, counts, rho)
 
 
-def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
-    """Scores (R, K) of samples, each without itself, at a fixed rho. x: (R, J); y: labels (R,); t: weights (R,).
+def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
 
-    If a sample is the only one of its class, that class is empty without it and scores below all others.
+    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). If a sample is the only one of its class, that class
+    is empty without it and scores below all others.
     """
     means, counts = system.means, system.counts
     Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
@@ -108,7 +110,8 @@ def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tenso
     alone = rest <= 0
     rest = torch.where(alone, torch.ones_like(rest), rest)
     g = torch.where(alone, torch.zeros_like(t), t * n_k / rest)
-    factor = (g / (1 - g * (d * Bd).sum(1)))[:, None]  # of B^-1 d d^T B^-1
+    leverage = g * (d * Bd).sum(1)
+    factor = (g / (1 - leverage))[:, None]  # of B^-1 d d^T B^-1
     xd = (Bd * x).sum(1, keepdim=True)
     along = Bd @ means.mT  # d^T B^-1 mu_k
     linear = x @ Bm.mT + factor * xd * along
@@ -121,11 +124,17 @@ def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tenso
     linear, square = linear.scatter(1, y[:, None], own_linear), square.scatter(1, y[:, None], own_square)
     left = counts.repeat(len(x), 1).scatter_add_(1, y[:, None], -t[:, None])
     left.scatter_(1, y[:, None], left.gather(1, y[:, None]).masked_fill(alone[:, None], 0.0))
-    return _scores(linear, square, left, system.trace - g * d.square().sum(1), system.rho, x.shape[1])
+    trace = system.trace - g * d.square().sum(1)
+    share = t / left.sum(1)  # m' = -share x
+    shift = (share + 0.5 * share.square()) * ((Bx * x).sum(1) + (factor * xd.square())[:, 0])
+    return _scores(linear, square, left, trace, system.rho, x.shape[1], shift), leverage
 
 
-def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
-    """Scores (R, K) of the samples of one group, without all of them. x: (R, J); y: labels (R,); t: weights (R,)."""
+def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (R, K) of the samples of one group, without all of them, and their joint leverage (R,), for each the same.
+
+    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,).
+    """
     hot = torch.nn.functional.one_hot(y, len(system.counts)).to(x.dtype) * t[:, None]  # (R, K)
     d = x - system.means[y]
     left = system.counts - hot.sum(0)
@@ -136,22 +145,27 @@ def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> Ten
     touched = (hot.sum(0) > 0) & (left > 0)
     E = torch.cat([d * t.sqrt()[:, None], (e / kept.sqrt()[:, None])[touched]])
     BE = system.solve(E)
-    K = torch.eye(len(E), dtype=x.dtype, device=x.device) - E @ BE.mT
+    G = E @ BE.mT
+    leverage = torch.linalg.eigvalsh((G + G.mT) / 2)[-1:].expand(len(x))
+    K = torch.eye(len(E), dtype=x.dtype, device=x.device) - G
 
     def solve(rows: Tensor) -> Tensor:
         more: Tensor = torch.linalg.solve(K, BE @ rows.mT).mT @ BE
         return system.solve(rows) + more
 
-    Bm = solve(means)
+    mean = -(t @ x)[None] / left.sum()  # m' (1, J)
+    Bm, Bmean = solve(means), solve(mean)
+    shift = 0.5 * (mean * Bmean).sum() - (x @ Bmean.mT)[:, 0]
     trace = system.trace - E.square().sum()
-    return _scores(x @ Bm.mT, (means * Bm).sum(1), left.expand(len(x), -1), trace, system.rho, x.shape[1])
+    linear, square = x @ Bm.mT, (means * Bm).sum(1)
+    return _scores(linear, square, left.expand(len(x), -1), trace, system.rho, x.shape[1], shift), leverage
 
 
-def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: float, J: int) -> Tensor:
-    """Scores (R, K) from mu_k^T B^-1 x and mu_k^T B^-1 mu_k. left: weights of the classes (R, K)."""
+def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: float, J: int, shift: Tensor) -> Tensor:
+    """Scores (R, K) from mu_k^T B^-1 x and mu_k^T B^-1 mu_k. left: weights of the classes (R, K); shift: (R,), of all."""
     n = left.sum(1)
     scale = n * _inflation(rho * J, trace)
-    scores = scale[:, None] * (linear - 0.5 * square) + (left / n[:, None]).log()
+    scores = scale[:, None] * (linear - 0.5 * square + shift[:, None]) + (left / n[:, None]).log()
     lowest = scores.masked_fill(left <= 0, torch.inf).amin(1, keepdim=True)
     return torch.where(left > 0, scores, lowest - 1.0)
 

@@ -13,7 +13,7 @@ Exactness: with integer q, a float64 product-sum is exact while the sum of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import torch
@@ -103,9 +103,9 @@ def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dt
     return out
 
 
-def diagonal(packed: Tensor, J: int, product: bool = False) -> Tensor:
+def diagonal(packed: Tensor, J: int) -> Tensor:
     """The diagonal of M (J,), a copy."""
-    return torch.cat([view[:, a:b].diagonal() for a, b, view in strip_views(packed, J, product)])
+    return torch.cat([view[:, a:b].diagonal() for a, b, view in strip_views(packed, J)])
 
 
 def pack(M: Tensor, V: Tensor) -> Tensor:
@@ -145,34 +145,9 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
         side_view(total, J, R).add_((rows[:, J:].mT @ right[:, :J]).mul_(alpha).to(total.dtype))
 
 
-def hashed_blocks(J: int) -> list[tuple[int, int]]:
-    """Ranges of strips whose numbers are hashed together: one for all but very large matrices."""
-    out, first, size = [], 0, 0
-    for i, (a, b, _) in enumerate(strips(J)):
-        # 2**21: numbers (16 MiB) whose bytes are made at a time, for a hash
-        if size and size + (b - a) * b > 2**21:
-            out.append((first, i))
-            first, size = i, 0
-        size += (b - a) * b
-    return [*out, (first, len(strips(J)))]
-
-
-def hash_lower(update: Callable[[bytes], None], packed: Tensor, J: int, R: int) -> None:
-    """Give the canonical bytes (:func:`lower_bytes`) to a hash, block by block."""
-    for block in hashed_blocks(J):
-        update(lower_bytes(packed, J, R, block))
-
-
-def lower_bytes(packed: Tensor, J: int, R: int, block: tuple[int, int] | None = None) -> bytes:
-    """The canonical bytes: the lower triangle of M row by row, then V row by row, as little-endian int64.
-
-    ``block``: of these strips only, and V with the last.
-    """
-    first, last = (0, len(strips(J))) if block is None else block
-    rows = [
-        view.masked_select(torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a))
-        for a, b, view in strip_views(packed, J)[first:last]
-    ]
-    if last == len(strips(J)):
-        rows.append(side_view(packed, J, R).reshape(-1))
-    return torch.cat(rows).cpu().numpy().astype("<i8", copy=False).tobytes()
+def lower_bytes(packed: Tensor, J: int, R: int) -> Iterator[bytes]:
+    """The canonical bytes, strip by strip: the lower triangle of M row by row, then V row by row, as little-endian int64."""
+    for a, b, view in strip_views(packed, J):
+        lower = torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a)
+        yield view.masked_select(lower).cpu().numpy().astype("<i8", copy=False).tobytes()
+    yield side_view(packed, J, R).cpu().numpy().astype("<i8", copy=False).tobytes()

@@ -1,21 +1,12 @@
-"""Memory: refuse allocations that do not fit, and make empty tensors that keep no rows alive."""
+"""Memory: refuse allocations that do not fit."""
 
 from __future__ import annotations
 
 import os
 
 import torch
-from torch import Tensor
 
 from torchlssvm.errors import OutOfMemoryError
-
-CHECKED_BYTES = 2**28
-"""Smallest request in bytes (256 MiB) that is checked: for less, asking the system costs too much."""
-
-
-def no_rows(x: Tensor) -> Tensor:
-    """Return an empty tensor (0, ...) for rows like those of x. The slice ``x[:0]`` would keep, and pickle, all rows of x."""
-    return x.new_empty((0, *x.shape[1:]))
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -34,8 +25,11 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
-    """Raise OutOfMemoryError, before anything is allocated, unless ``needed`` bytes are free on the device."""
-    free = free_bytes(device)
+    """Raise OutOfMemoryError, before anything is allocated, unless ``needed`` bytes are free on the device.
+
+    Less than 256 MiB are not checked: asking the system would cost too much.
+    """
+    free = free_bytes(device) if needed >= 2**28 else None
     if free is not None and needed > free:
         raise OutOfMemoryError(
             f"{what} needs {needed:,} bytes on {device}, where {free:,} are free. {remedy} Nothing was changed."

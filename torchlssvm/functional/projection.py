@@ -14,12 +14,9 @@ from torch import Tensor
 ROW_BITS = 20
 """Bits to which a row is rounded: float32 has 24."""
 
-WEIGHT_BITS = 13
-"""Bits of the magnitude of a weight: below 8, in steps of 1/1024."""
-
 WEIGHT_SCALE = 2.0**10
-"""Weights are multiples of 1/1024, of magnitude below 8."""
-MOST_FEATURES = 2 ** (53 - ROW_BITS - WEIGHT_BITS)
+"""Weights are multiples of 1/1024, of magnitude below 8: 13 bits."""
+MOST_FEATURES = 2 ** (53 - ROW_BITS - 13)
 """The largest number of features that go in: their products add up to less than 2^53, exact in float64."""
 
 
@@ -27,7 +24,7 @@ def weights(shape: tuple[int, int], seed: int) -> Tensor:
     """Standard normal weights as whole numbers of 1/1024, int16."""
     generator = torch.Generator().manual_seed(seed)
     g = torch.randn(*shape, dtype=torch.float64, generator=generator)
-    largest = 2.0**WEIGHT_BITS - 1
+    largest = 2.0**13 - 1
     return (g * WEIGHT_SCALE).round().clamp(-largest, largest).to(torch.int16)
 
 

@@ -27,12 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-SECRET_VECTORS = 4
-"""Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
-
-ENTRY_BITS = 16
-"""Entries of a vector lie in [-2^16, 2^16)."""
-
 BLOCK_COLUMNS = 2**11
 """Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
 
@@ -96,10 +90,10 @@ def key_vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
-    """The vectors (4, columns) of a key, as float64; more columns leave the first ones as they are."""
-    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(4 * SECRET_VECTORS * columns)
-    entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2 ** (ENTRY_BITS + 1) - 2**ENTRY_BITS
-    return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, SECRET_VECTORS).T))
+    """The vectors (4, columns) of a key, integers in [-2^16, 2^16) as float64; more columns leave the first as they are."""
+    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(16 * columns)
+    entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2**17 - 2**16
+    return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))
 
 
 def products(rows: Tensor, vectors: Tensor) -> Tensor:

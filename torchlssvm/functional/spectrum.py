@@ -27,9 +27,6 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 
-SPECTRUM_PARTS = 4
-"""Number of parts of the spectrum that are factored separately when there are many values."""
-
 SCORED_ROWS = 256
 """Rows whose scores for all values are held at a time: small enough to stay in the cache."""
 
@@ -164,7 +161,7 @@ def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
     host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
     whole, null = R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1)
     R = R if whole else R[:, :-1]
-    count = SPECTRUM_PARTS if len(rhos) > 4 * SPECTRUM_PARTS and len(s) - null > 32 * SPECTRUM_PARTS else 1
+    count = 4 if len(rhos) > 16 and len(s) - null > 128 else 1  # parts that are factored separately
     edges = [null + round(i * (len(s) - null) / count) for i in range(count + 1)]
     parts, rights = [], []
     for first, last in pairwise(edges):

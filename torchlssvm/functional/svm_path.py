@@ -38,12 +38,6 @@ DEPENDENT_SHARE = 1e-12
 """Share of the squared size of its terms below which gamma_i is rounding: sample i lies in the span of S."""
 SIMULTANEOUS_STEP = 1e-14
 """Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous."""
-STEPS_PER_INVERSE = 16
-"""Steps after which R is computed from A again."""
-NEWTON_STEPS = 3
-"""Newton steps at the end of a walk: each corrects the rounding of the one before."""
-MAX_STALLED_STEPS = 200
-"""Steps of length zero in a row after which a machine is given up: its events cycle."""
 MAX_ROUNDING_UNITS = 256.0
 """Units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), by which g_i may be on the wrong side."""
 
@@ -173,7 +167,7 @@ class Machines:
     def correct(self) -> None:
         """Compute R, take Newton steps on S, and compute every g; without margin vectors b goes to its interval's middle."""
         self.invert()
-        for _ in range(NEWTON_STEPS):
+        for _ in range(3):  # each step corrects the rounding of the one before
             self.compute_g()
             r = torch.cat([(self.y * self.alpha).sum(1)[:, None], self.in_slots(self.g)], 1)
             delta = -(self.R @ r[:, :, None])[:, :, 0]
@@ -204,7 +198,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
     force, size = m.Q(d), d.abs() @ m.root
     live = d.any(1) & ~m.failed
     for count in range(200 + 20 * n):
-        if count % STEPS_PER_INVERSE == STEPS_PER_INVERSE - 1:
+        if count % 16 == 15:  # R is computed from A again
             m.invert()
         more, full = torch.stack([live.any(), m.used.all(1).any()]).tolist()  # the one synchronisation
         if full:
@@ -258,7 +252,7 @@ def follow(m: Machines, d: Tensor) -> None:  # (M, n)
         m.b = m.b + t * beta[:, 0]
         m.g = m.g + t[:, None] * gamma
         stalled = torch.where(t <= SIMULTANEOUS_STEP, stalled + 1, 0)
-        m.failed |= live & (stalled > MAX_STALLED_STEPS)
+        m.failed |= live & (stalled > 200)  # steps of length zero in a row: its events cycle
         live = live & (t < t_end) & ~m.failed
         # -- the event; a sample in the span of S moves along its null vector first, until it or a margin vector is at a bound
         entering, leaving = live & enters, live & ~enters

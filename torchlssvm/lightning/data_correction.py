@@ -46,16 +46,6 @@ class CorrectionReport:
     milliseconds: float
 
 
-COUNTED_OUTCOMES = {
-    "applied": "applied",
-    "samples": "samples",
-    "repeated": "repeated",
-    "held": "held at first",  # those whose samples have arrived since are among the applied ones
-    "refused": "refused",
-}
-"""Counts of a report that the line at the end of a fit adds up, in its order, and its words for them."""
-
-
 class DataCorrection(Callback):
     """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
 
@@ -190,12 +180,12 @@ class DataCorrection(Callback):
         """Apply what arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # until the end of the file, which may hold more events than one look reads
-        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in COUNTED_OUTCOMES}
+        counted = ("applied", "samples", "repeated", "held", "refused")
+        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in counted}
         self._told = len(self.reports)
         if any(totals.values()):
-            done = ", ".join(
-                f"{totals[n]} {words}" for n, words in COUNTED_OUTCOMES.items() if totals[n] or n == "applied"
-            )
+            totals["held at first"] = totals.pop("held")  # those whose samples have arrived since are among the applied
+            done = ", ".join(f"{n} {words}" for words, n in totals.items() if n or words == "applied")
             pl_module.print(f"torchlssvm: corrections of {self.name}: {done}")
         if self.refused and self.dead_letters is not None:
             pl_module.print(
@@ -239,7 +229,9 @@ class DataCorrection(Callback):
         head = corrector.head
         items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
         news = ranks.share(corrector.store is not None and corrector.store.position != self.position)
-        has_work = ranks.share(self._has_work(corrector, final))
+        waiting = final and any(not p.refused for p in corrector.pending.unanswered)
+        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
+        has_work = ranks.share(bool(waiting or corrector.answered or uncertified))
         if not items and not (self.follows and news) and not has_work:
             return None
         before, start = self._accuracy(head), time.perf_counter()
@@ -247,30 +239,26 @@ class DataCorrection(Callback):
         if not outcomes:
             return None
         spent = 1000 * (time.perf_counter() - start)
-        report = self._report(outcomes, before, self._accuracy(head), spent)
+        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
+        self.refused += counts["refused"]
+        changed = sum(o.samples for o in outcomes if o.status in ("applied", "watched"))
+        report = CorrectionReport(
+            **counts, samples=changed, accuracy_before=before, accuracy_after=self._accuracy(head), milliseconds=spent
+        )
         log_metrics(trainer, {f"corrections/{k}": float(v) for k, v in asdict(report).items() if v is not None})
         self.reports.append(report)
         return report
 
-    def _has_work(self, corrector: Corrector, final: bool) -> bool:
-        """True if held events are to be tried, reported or certified."""
-        waiting = final and any(not p.refused for p in corrector.pending.unanswered)
-        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
-        return bool(waiting or corrector.answered or uncertified)
-
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
-        """Apply on the first rank, which holds all, and send the result to the others; or on every rank alike."""
-        alone = corrector.store is None and not ranks.is_summed(corrector.head)
-        if ranks.are_several() and ranks.share(alone):
-            return self._work(corrector, items, final, writes=ranks.is_first())
+        """Apply on the first rank, which holds all, and send the result to the others."""
         if self._learner is not None:
             self._learner.synchronize()
         else:
             ranks.add_up(corrector.head)
         stored = ranks.share(corrector.store is not None)
-        return change_on_first(corrector, lambda: self._work(corrector, items, final, writes=True), stored)
+        return change_on_first(corrector, lambda: self._work(corrector, items, final), stored)
 
-    def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[EventOutcome]:
+    def _work(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
         store = corrector.store
         outcomes = corrector.follow(self.position) if self.follows else []
         events = [item.event for item in items if item.event is not None]
@@ -289,7 +277,7 @@ class DataCorrection(Callback):
             corrector.apply_pending(final=True)
         for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
-            if outcome.status == "refused" and writes and self.dead_letters is not None:
+            if outcome.status == "refused" and self.dead_letters is not None:
                 self.dead_letters.write(item, outcome.reason)
             if outcome.status == "refused" and item.event is not None:
                 corrector.give_up(item.event)
@@ -309,19 +297,16 @@ class DataCorrection(Callback):
         removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
-            path = self.certificates / f"{file_name(removed)}.json"
-            self._write_receipt(store, removed)
+            name = file_name(removed)
+            path = self.certificates / f"{name}.json"
+            waiting = [e for e in store.receipts.unwritten() if e in removed]
+            if waiting:  # first, so that no certificate is without a receipt
+                numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+                paths = (self.certificates / f"{name}{n}.receipt.json" for n in numbers)
+                store.write_receipt(waiting, next(path for path in paths if not path.exists()))
             events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same events is written again
             store.certificate(list(events), key=self.key).save(path)
             store.set_note(UNCERTIFIED_NOTE, None)
-
-    def _write_receipt(self, store: SampleStore, removed: list[str]) -> None:
-        """Write the receipt of removals beside their certificate, unless it is written: first, so that none goes without."""
-        waiting = [e for e in store.receipts.unwritten() if e in removed]
-        if waiting and self.certificates is not None:
-            numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-            paths = (self.certificates / f"{file_name(removed)}{n}.receipt.json" for n in numbers)
-            store.write_receipt(waiting, next(path for path in paths if not path.exists()))
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
         """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""
@@ -343,24 +328,12 @@ class DataCorrection(Callback):
         whole = sum(t for _, t in sums)
         return sum(r for r, _ in sums) / whole if whole else None
 
-    def _report(
-        self, outcomes: list[EventOutcome], before: float | None, after: float | None, spent: float
-    ) -> CorrectionReport:
-        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
-        self.refused += counts["refused"]
-        samples = sum(o.samples for o in outcomes if o.status in ("applied", "watched"))
-        return CorrectionReport(
-            **counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent
-        )
-
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the source, and what was applied where neither a store nor the module keeps that."""
-        own = self.corrector is not None and self._learner is None
-        return self._place() | {
-            "corrector": self.corrector.state_dict() if own and self.corrector is not None else {},
-        }
+        own = self.corrector if self._learner is None else None
+        return self._place() | {"corrector": {} if own is None else own.state_dict()}
 
     def _place(self) -> dict[str, Any]:
         """The place in the source, and for a file which one it was."""

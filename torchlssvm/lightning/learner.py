@@ -16,7 +16,6 @@ from torchlssvm.corrections.seen_samples import SeenSamples, begin_run, may_have
 from torchlssvm.events import Add
 from torchlssvm.features.description import describe_network
 from torchlssvm.lightning import ranks
-from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import NETWORK_NOTE
@@ -29,8 +28,8 @@ log = logging.getLogger("torchlssvm.lightning")
 class Learner:
     """A head, its corrector, and the samples it has seen.
 
-    There are three ways to learn. A head on a grid learns each rank's own share, and :meth:`synchronize` adds the shares up.
-    With a store the first rank learns everything, and the others copy its sums. Any other head learns everything on every rank.
+    There are two ways to learn on several ranks. A head on a grid learns each rank's own share, and :meth:`synchronize` adds
+    them up. With a store, and for any other head, the first rank learns everything, and the others copy what it holds.
     """
 
     def __init__(self, head: Any):
@@ -54,6 +53,11 @@ class Learner:
         return SampleAdapter(self.head).count == 0
 
     @property
+    def shared_out(self) -> bool:
+        """True if there are several ranks and each learns its own share."""
+        return self.path is None and ranks.are_several() and ranks.is_summed(self.head)
+
+    @property
     def named(self) -> HeadSamples:
         """The samples of a head without a store."""
         assert isinstance(self.corrector.samples, HeadSamples)
@@ -68,8 +72,6 @@ class Learner:
         """
         if self.path is not None:
             return
-        if not isinstance(self.head, LinearHead) and ranks.are_several():
-            raise ValueError("a store of a kernel machine is for one rank: its samples cannot be added up")
 
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store takes precedence
@@ -97,7 +99,7 @@ class Learner:
             store = self.store
             if store is not None and run is not None:
                 resume_run(store, run)
-            if store is not None or not ranks.are_several():
+            if not self.shared_out:
                 self.corrector.apply_pending()
             if store is not None and may_have_forgotten(store):
                 listed = "" if store.suppression.path is None else ", except for those erased on request"
@@ -129,67 +131,58 @@ class Learner:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
             )
-        if ranks.is_summed(self.head) and self.path is None:
-            return self._learn(x, y, ids, subjects)
-        several = ranks.are_several()
-        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if several else [(x, y, ids, subjects)]
-        parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts]
-        if self.path is not None:
-            return ranks.on_first(lambda: self._learn_in_store(parts))
-        return sum(self._learn(*part) for part in parts)
+        parts = [(x, y, ids, subjects)]
+        if self.shared_out or not ranks.are_several():
+            return self._learn(parts)
+        gathered = ranks.gather((x.cpu(), y.cpu(), ids, subjects))
+        parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in gathered]
+        return ranks.on_first(lambda: self._learn(parts))
 
-    def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
-        """Learn without a store: new samples go into the head as an event."""
-        if ids is None:
-            ranks.agree_on_grid(self.head, x)
-            if len(x):
-                self.named.complete = False
-                self.head.add(x, y)
-                for observer in self.observers:
-                    observer(None, x, y)
-            return 0
-        new = self.seen.new(ids)
-        learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
-        ranks.agree_on_grid(self.head, x[learned])
-        if new:
-            events = [make_addition(x, y, ids, subjects, learned)] if learned else []
-            self.seen.record(self.corrector.unusable)
-            self.corrector.learn(events, settle=not (ranks.are_several() and ranks.is_summed(self.head)))
-            for event in events:
-                self.seen.record(event.ids, event.event_id)
-                self._tell(event)
-        return len(ids) - len(new)
-
-    def _learn_in_store(self, parts: list[Any]) -> int:
-        """Learn with a store: the new samples of all ranks, and the events that waited for them."""
-        assert self.store is not None
+    def _learn(self, parts: list[Any]) -> int:
+        """Learn the new samples of some batches, and apply the events that waited for them; with a store as one change."""
+        if self.store is None and len(parts) > 1:
+            return sum(self._learn([part]) for part in parts)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
-            self.seen.record(i for i in ids if i in self.store)
+            if ids is None:
+                self._learn_unnamed(x, y)
+                continue
+            if self.store is not None:
+                self.seen.record(i for i in ids if i in self.store)
             new = self.seen.new(ids)
             skipped += len(ids) - len(new)
             learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
+            if self.shared_out:
+                ranks.agree_on_grid(self.head, x[learned])
             if learned:
-                events.append(make_addition(x, y, ids, subjects, learned))
-                self.seen.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
+                keep = torch.tensor(learned, device=x.device)
+                owners = None if subjects is None else [subjects[k] for k in learned]
+                events.append(Add(ids=[ids[k] for k in learned], x=x[keep], y=y[keep], subject=owners))
+                if self.store is not None:  # first: taken back if the event is not applied
+                    self.seen.record(events[-1].ids, events[-1].event_id)
         self.seen.record(self.corrector.unusable)
-        self.corrector.learn(events)
+        self.corrector.learn(events, settle=not self.shared_out)
         for event in events:
-            self._tell(event)
+            self.seen.record(event.ids, event.event_id)
+            kept = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
+            for observer in self.observers if kept else []:
+                observer([event.ids[k] for k in kept], event.x[kept].detach().cpu(), event.y[kept].detach().cpu())
         return skipped
 
-    def _tell(self, event: Add) -> None:
-        keep = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
-        for observer in self.observers if keep else []:
-            observer([event.ids[k] for k in keep], event.x[keep].detach().cpu(), event.y[keep].detach().cpu())
+    def _learn_unnamed(self, x: Tensor, y: Tensor) -> None:
+        """Learn samples without ids."""
+        ranks.agree_on_grid(self.head, x)
+        if len(x):
+            self.named.complete = False
+            self.head.add(x, y)
+            for observer in self.observers:
+                observer(None, x, y)
 
     def synchronize(self) -> None:
         """Bring all ranks to the same state: add up what each learned, or copy the state of the first one."""
-        if not ranks.are_several():
-            return
-        if self.path is not None:
+        if not self.shared_out:
             ranks.copy_from_first(self.head)
-        elif ranks.is_summed(self.head):
+        else:
             ranks.add_up(self.head)
             states = ranks.gather((self.named.hashes, self.named.complete, self.seen.hashes))
             self.named.hashes = {name: value for held, *_ in states for name, value in held.items()}
@@ -200,10 +193,8 @@ class Learner:
 
     def end_pass(self) -> None:
         """Apply the events that waited for the end of the epoch, where one rank does it alone."""
-        if self.path is not None:
+        if not self.shared_out:
             ranks.on_first(lambda: self.corrector.apply_pending(final=True))
-        elif not ranks.are_several():
-            self.corrector.apply_pending(final=True)
 
     def unanswered(self, over: bool) -> list[str]:
         """Describe the events that still wait, on all ranks; ``over``: the run has ended, and no event stays on watch."""
@@ -236,17 +227,10 @@ def change_on_first(corrector: Corrector, work: Callable[[], T], stored: bool) -
     try:
         return ranks.on_first(work)
     finally:
-        if ranks.are_several() and stored:
+        if stored or not ranks.is_summed(corrector.head):
             ranks.copy_from_first(corrector.head)
         elif ranks.are_several():
             ranks.add_up(corrector.head)
             state = ranks.share(corrector.state_dict())
             if not ranks.is_first():
                 corrector.load_state_dict(state)
-
-
-def make_addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:
-    """Make the event that adds the samples at the places ``new``."""
-    keep = torch.tensor(new, device=x.device)
-    owners = None if subjects is None else [subjects[k] for k in new]
-    return Add(ids=[ids[k] for k in new], x=x[keep], y=y[keep], subject=owners)

@@ -279,14 +279,8 @@ class LSSVMModule(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Evaluate a batch; does nothing while the head holds no samples."""
-        self._judge(batch, self.trainer.val_dataloaders, batch_idx, dataloader_idx)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate a batch."""
-        self._judge(batch, self.trainer.test_dataloaders, batch_idx, dataloader_idx)
-
-    def _judge(self, batch: Any, loaders: Any, batch_idx: int, index: int) -> None:
-        part = self._real(batch, ranks.loader_at(loaders, index), batch_idx)
+        loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        part = self._real(batch, ranks.loader_at(loaders, dataloader_idx), batch_idx)
         if self.learner.empty or not len(part.y):
             return
         scores = self(part.x)
@@ -295,11 +289,9 @@ class LSSVMModule(LightningModule):
             loss = (predicted != part.y).double()
         else:
             loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
-        self.judged.setdefault(index, []).append((part.ids, predicted, part.y, loss))
+        self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, part.y, loss))
 
-    def on_validation_epoch_end(self) -> None:
-        """Log the metrics of each loader."""
-        self._log_metrics("val")
+    test_step = validation_step
 
     def on_test_epoch_start(self) -> None:
         """Bring all ranks to the same head. NotFittedError if it is empty, since Lightning would not report that."""
@@ -310,13 +302,10 @@ class LSSVMModule(LightningModule):
                 "(ckpt_path) or its store"
             )
 
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics of each loader."""
-        self._log_metrics("test")
-
-    def _log_metrics(self, stage: str) -> None:
-        """Log the metrics of all ranks' samples, each sample with an id once."""
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of each loader, of all ranks' samples, each sample with an id once."""
         mine, self.judged = self.judged, {}
+        stage = "test" if self.trainer.testing else "val"
         if self.trainer.sanity_checking:
             return
         given = getattr(self.trainer, f"{stage}_dataloaders")
@@ -334,6 +323,8 @@ class LSSVMModule(LightningModule):
                 shown = name == "accuracy"
                 self.log(f"{stage}_{name}{end}", value, prog_bar=shown, sync_dist=True, add_dataloader_idx=False)
 
+    on_test_epoch_end = on_validation_epoch_end
+
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Compute scores (B, K) of a batch with or without labels."""
         return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch, self.hparams["batch_names"]))  # type: ignore[no-any-return]
@@ -349,16 +340,11 @@ class LSSVMModule(LightningModule):
         for step in ("training_step", "validation_step", "test_step", "predict_step"):
             if f"original_{step}" in compiled:
                 setattr(self, step, compiled[f"original_{step}"])
-        if self.hparams["store"] is not None and not (
-            self._trainer is not None and getattr(self.trainer, "fast_dev_run", False)
-        ):
-            self.learner.open(
-                self.hparams["store"],
-                self.classifier.backbone,
-                suppression_list=self.hparams["suppression_list"],
-                suppression_key=self._suppression_key,
-                erased=self.hparams["erased"],
-            )
+        trial = self._trainer is not None and getattr(self.trainer, "fast_dev_run", False)
+        if self.hparams["store"] is not None and not trial:
+            options = {name: self.hparams[name] for name in ("suppression_list", "erased")}
+            options["suppression_key"] = self._suppression_key
+            self.learner.open(self.hparams["store"], self.classifier.backbone, **options)
             if self._trainer is not None and self.store is not None:
                 register_with(self.trainer, self.store)
 
@@ -404,13 +390,12 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     """Describe the events that were not answered, where they stay, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
-    more = [f"  and {len(waiting) - 10} more"] if len(waiting) > 10 else []  # so that the list fits on a screen
-    lines = [
+    text = (
         f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
-        f"for its next run; one that can never be answered is dropped by {drop}",
-        *(f"  {text}" for text in waiting[:10]),
-    ]
-    return "\n".join([*lines, *more])
+        f"for its next run; one that can never be answered is dropped by {drop}"
+    )
+    shown = waiting[:10] + ([f"and {len(waiting) - 10} more"] if len(waiting) > 10 else [])  # fits on a screen
+    return "\n  ".join([text, *shown])
 
 
 def summarize(parts: list[tuple[Any, ...]], classes: int) -> tuple[dict[str, Tensor], int]:

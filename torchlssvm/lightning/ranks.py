@@ -66,7 +66,7 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def is_summed(head: Any) -> bool:
-    """True if ranks learn their own shares and add them up (a head on a grid); otherwise all ranks learn everything."""
+    """True if ranks can learn their own shares and add them up: for a head on a grid."""
     return isinstance(head, LSSVMHead) and head.statistics.exact
 
 
@@ -77,10 +77,15 @@ def add_up(head: Any) -> None:
 
 
 def copy_from_first(head: Any) -> None:
-    """Copy the samples and rho of the first rank's head to all ranks."""
-    if not are_several() or not isinstance(head, LinearHead):
+    """Copy the samples and rho of the first rank's head, or a kernel machine, to all ranks."""
+    if not are_several():
         return
-    state = share({k: v.cpu() for k, v in head._sample_state().items()} if is_first() else {})
+    own = head._sample_state() if isinstance(head, LinearHead) else head.state_dict()
+    state = share({k: v.cpu() if isinstance(v, Tensor) else v for k, v in own.items()} if is_first() else {})
+    if not isinstance(head, LinearHead):
+        if not is_first():
+            head.load_state_dict(state)
+        return
     rho, chosen = share((head._solver.options.rho, head._choices.made.get("rho")))
     if not is_first():
         head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})

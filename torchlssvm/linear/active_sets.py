@@ -32,7 +32,7 @@ from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.hinge_descent import LONGEST_STEP, HingeDescent
 from torchlssvm.linear.normal_equations import LARGEST_FLOAT_CENTRED_SUM, class_weights
 from torchlssvm.linear.row_scale import RowScale
-from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
+from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
@@ -402,14 +402,15 @@ class ActiveSetSolver:
                 return False
             try:
                 solution.take_in()
-            except (NotPositiveDefinite, TooInaccurate):  # all rows are held: it is rounding
+            except TooInaccurate:
                 state.solution = None
                 return False
             w, b = (part[..., 0] for part in scale.weights(solution.w, solution.beta, solution.mu))
             error = self._rounding(scale, w, b)
             length, shift = float((w - self._at_w[:, k]).norm()) * scale.step, abs(float(b - self._at_b[k]))
             drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
-            near = torch.nonzero(kept <= drift)[:, 0]
+            turned = (self._margins[k] < 1.0) != active  # by an earlier pass of this loop
+            near = torch.nonzero((kept <= drift) | turned)[:, 0]
             # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
             if len(near) * 8 > rows.n:
                 self._margins[k] = self._margins_of(k, w, b)
@@ -498,7 +499,7 @@ class ActiveSetSolver:
             try:
                 s.solution.take_in()
                 return
-            except (NotPositiveDefinite, TooInaccurate):  # all rows are held: it is rounding
+            except TooInaccurate:
                 s.solution = None
         s.sums = s.sums or self._sums(s.label, s.active)
         s.solution, s.sound = s.sums.solve(s.scale, self.small, s.active)

@@ -21,9 +21,10 @@ from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
 from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import is_fake
+from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, to_device
+from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs_of, is_loader, to_device
 from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
@@ -345,12 +346,28 @@ class AttachedClassifier(nn.Module):
         self.backbone.eval()
         return self
 
-    @torch.no_grad()
-    def features(self, images: Any) -> Tensor:
+    def features(self, images: Any, progress: bool = False) -> Tensor:
         """Features (B, J) that the backbone makes of ``images``, without a graph.
 
-        images: a tensor (B, ...), a dict of tensors as a tokenizer returns it, or texts where there is a tokenizer.
+        Args:
+            images: a tensor (B, ...), a dict of tensors as a tokenizer returns it, texts where there is a tokenizer, or a
+                loader, whose labels are ignored. :meth:`predict` and its relatives take the same.
+            progress: show a bar while a loader is read.
         """
+        return self._in_batches(self._features, images, progress, "features")
+
+    def _in_batches(self, ask: Callable[[Any], Any], images: Any, progress: bool, what: str) -> Tensor:
+        """Ask about one batch, or about each batch of a loader and join the answers."""
+        if not is_loader(images):
+            answer: Tensor = ask(images)
+            return answer
+        answers = [ask(x) for x in inputs_of(images, self.device, progress, what)]
+        if not answers:
+            raise ValueError("the loader gave no batch: an iterator is used up after one pass")
+        return torch.cat(answers)
+
+    @torch.no_grad()
+    def _features(self, images: Any) -> Tensor:
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
@@ -374,7 +391,8 @@ class AttachedClassifier(nn.Module):
         if texts:
             raise ValueError("texts need a tokenizer: attach(model, num_classes, tokenizer=tokenizer)")
         self._check_images(images)
-        return images
+        single = isinstance(images, Tensor) and images.ndim == 3
+        return images[None] if single and any(isinstance(m, nn.Conv2d) for m in self.backbone.modules()) else images
 
     def _check_images(self, images: Any) -> None:
         """ValueError, with a remedy, for input that a network cannot process: lists, arrays, PIL images, uint8."""
@@ -450,7 +468,7 @@ class AttachedClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the head for ``images`` (B, ...): (B, K)."""
-        features = self.features(images)
+        features = self._features(images)
         self._follow()
         scores: Tensor = self.head(features)
         return scores
@@ -465,17 +483,57 @@ class AttachedClassifier(nn.Module):
         assert self.samples is not None
         self.samples.follow()
 
-    def predict(self, images: Tensor, names: bool = False) -> Any:
-        """Classes of ``images`` (B, ...): (B,), or a list of B names with ``names=True``."""
-        labels: Tensor = self._ask("predict", self.features(images))
-        if not names:
-            return labels
-        if self.classes is None:
+    def predict(self, images: Any, names: bool = False, progress: bool = False) -> Any:
+        """Classes of ``images`` (B, ...) or of a loader: (B,), or a list of B names with ``names=True``."""
+        if names and self.classes is None:
             raise ValueError("the classes have no names: attach(model, 2, classes=['ant', 'bee'])")
-        return [self.classes[label] for label in labels.tolist()]
+        labels = self._in_batches(lambda x: self._ask("predict", self._features(x)), images, progress, "predict")
+        return [self.classes[label] for label in labels.tolist()] if names and self.classes else labels
 
-    def predict_proba(self, images: Tensor) -> Tensor:
-        """Probabilities of the classes for ``images`` (B, ...): (B, K), calibrated on leave-one-out scores.
+    def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
+        """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
+
+        The sets come from leave-one-out scores of the samples in the store, see :mod:`torchlssvm.functional.conformal`, and
+        follow every change to them. The promise holds on average over new samples that are drawn like those held.
+
+        Args:
+            images: (B, ...), or a loader.
+            level: between 0 and 1.
+            groups: ``"subject"``, or a dict from ids to groups, if samples of a group are alike; see ``store.leave_one_out``.
+            reject: return classes (B,) instead, -1 where the set does not consist of one class.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        if self.samples is None:
+            raise ValueError("predict_set needs the samples, and only a store keeps them: attach(..., store=folder)")
+        own = self.samples.left_out_misfits(groups)
+        sets = misfit(self._in_batches(self, images, False, "predict_set")) <= threshold(own, level)
+        if not reject:
+            return sets
+        return torch.where(sets.sum(1) == 1, sets.to(torch.int64).argmax(1), -1)
+
+    def confusion_matrix(
+        self, images: Any, y: Tensor | None = None, *, plot: str | os.PathLike[str] | None = None
+    ) -> Tensor:
+        """Counts (K, K) of samples by their label (row) and their predicted class (column).
+
+        Args:
+            images: (B, ...) with labels ``y``, or a loader.
+            y: (B,) labels.
+            plot: file to draw the matrix to, e.g. ``"confusion.png"``; needs matplotlib.
+        """
+        K = int(self.head.num_classes)
+        out = torch.zeros(K * K, dtype=torch.int64, device=self.device)
+        for labels, predicted in self._judged(images, y, False, "confusion_matrix"):
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < K:
+                raise ValueError(f"labels must be in 0..{K - 1}, got {labels.min().item()} to {labels.max().item()}")
+            out += torch.bincount(labels * K + predicted, minlength=K * K)
+        if plot is not None:
+            draw_confusion(out.view(K, K), self.classes, plot)
+        return out.view(K, K)
+
+    def predict_proba(self, images: Any, progress: bool = False) -> Tensor:
+        """Probabilities of the classes for ``images`` (B, ...) or a loader: (B, K), calibrated on leave-one-out scores.
 
         With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
         ``calibrate`` first and after each change to the samples.
@@ -486,7 +544,10 @@ class AttachedClassifier(nn.Module):
             and getattr(self.head, "calibration", 0) is None
         ):
             self.calibrate()
-        features = self.features(images)
+        return self._in_batches(self._probabilities, images, progress, "predict_proba")
+
+    def _probabilities(self, images: Any) -> Tensor:
+        features = self._features(images)
         try:
             probabilities: Tensor = self._ask("predict_proba", features)
         except NotFittedError:  # an erasure by another thread, between the calibration and its use
@@ -519,20 +580,25 @@ class AttachedClassifier(nn.Module):
 
     def score(self, images: Any, y: Tensor | None = None, progress: bool = False) -> float:
         """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader."""
-        batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
         right = total = 0
-        for part in batches or batches_of(images, self.device, progress, "score"):
+        for labels, predicted in self._judged(images, y, progress, "score"):
+            right += int((predicted == labels).sum())
+            total += len(labels)
+        if not total:
+            raise ValueError("there are no samples to score")
+        return right / total
+
+    def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Labels (B,) and predicted classes (B,), batch by batch."""
+        batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
+        for part in batches or batches_of(images, self.device, progress, what):
             predicted = self.predict(part.x)
             labels = torch.as_tensor(part.y, device=predicted.device)
             if labels.shape != predicted.shape:
                 raise ValueError(
                     f"y must have shape {tuple(predicted.shape)}, one label an image; got {tuple(labels.shape)}"
                 )
-            right += int((predicted == labels).sum())
-            total += len(labels)
-        if not total:
-            raise ValueError("there are no samples to score")
-        return right / total
+            yield labels, predicted
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
         """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
@@ -842,6 +908,26 @@ class AttachedClassifier(nn.Module):
             )
         self._unproven = None
         return phi
+
+
+def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os.PathLike[str]) -> None:
+    """Draw a confusion matrix (K, K) to a file."""
+    from matplotlib.figure import Figure
+
+    K = len(counts)
+    shares = counts.to(torch.float64) / counts.sum(1, keepdim=True).clamp(min=1)
+    size = max(4.0, 0.35 * K + 1.5)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
+    names = list(classes or map(str, range(K)))
+    axes.set_xticks(range(K), names, rotation=90 if max(map(len, names)) > 2 else 0)
+    axes.set_yticks(range(K), names)
+    axes.set(xlabel="predicted", ylabel="label")
+    for row, column in counts.nonzero().tolist() if K <= 20 else ():
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color, fontsize=8)
+    figure.savefig(path, dpi=120)
 
 
 def single_rows(batch: Any) -> Iterator[Any]:

@@ -128,7 +128,7 @@ def with_columns(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHe
     if not sums.empty:
         out._rows.drop(UNKNOWN_ROWS)
         solver = make_solver(sums, out._solver.options, out.multiclass)
-        out._replace_parts(sums, solver, out._rows, Pending(), head.uncertifiable)
+        out._replace_parts(sums, solver, Pending(sums, out._rows), head.uncertifiable)
     if "rho" in head._choices.made:
         out._choices.made["rho"] = head._choices.made["rho"]
     return out

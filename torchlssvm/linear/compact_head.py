@@ -19,7 +19,7 @@ from torchlssvm.functional.modes import atomically
 from torchlssvm.functional.system import factor_
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solvers import real_targets
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch, joint_changes
+from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, joint_changes
 
 FORMAT = 1
 """Format of a saved head; files with another number are refused."""
@@ -202,10 +202,8 @@ class CompactLSSVMHead(nn.Module):
     def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> Any:
         """A checked batch; ``ids`` and ``like`` are for heads with statistics."""
         del ids, like
-        return check_batch(
-            x, y, weight, None, J=self.in_features, K=self.num_classes, folds=0, device=self.device, exact=False,
-            choices=GridChoices(), wanted=GridChoices(),
-        )  # fmt: skip
+        rules = BatchRules(self.in_features, self.num_classes, self.device, exact=False)
+        return check_batch(rules, x, y, weight)
 
     def _rows(self, batch: SampleBatch) -> Tensor:
         """Rows (B, D): features, with a constant one for a penalized intercept."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import NumericalWarning, RemovalError
+from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -24,15 +22,14 @@ from torchlssvm.linear import checkpoint
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
-from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.discriminant_rule import RULES, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
-from torchlssvm.linear.pending import Pending, Tracking
-from torchlssvm.linear.solution import NotPositiveDefinite
+from torchlssvm.linear.pending import Changes, Pending
 from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
@@ -43,7 +40,7 @@ __all__ = ["FixedPoint", "LSSVMHead"]
 INEXACT_REMOVAL = "remove_approximate took out samples that may not be, bit for bit, those that were added"
 """Reason why a head can no longer be certified, and why its rows are no longer known."""
 
-UNKNOWN_ROWS = "it was merged with a head whose rows are not known, or known under another key"
+UNKNOWN_ROWS = "samples were merged whose rows are not known, or known under another key"
 """Reason why removals are not checked against the rows held."""
 
 
@@ -90,6 +87,7 @@ class LSSVMHead(LinearHead):
 
     Attributes:
         statistics: the sums of the samples held.
+        pending: what changed since machines last agreed, for :mod:`torchlssvm.distributed`.
 
     Example:
         >>> import torch
@@ -152,7 +150,7 @@ class LSSVMHead(LinearHead):
         self._solver = make_solver(sums, self._options, multiclass)
         impossible = None if sums.exact else "without a grid (grid=None) a row has no exact form to be recognised by"
         self._rows = HeldRows(impossible, bool(membership))
-        self._pending = Pending()
+        self.pending = Pending(sums, self._rows)
         self._vouched = False
         self._uncertifiable: str | None = None
         self._view_cache: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
@@ -213,7 +211,7 @@ class LSSVMHead(LinearHead):
         self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
     def config(self) -> dict[str, Any]:
-        """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
+        """The options as primitives, with the rho in use; ``LSSVMHead.from_config`` makes an empty head from them."""
         stats, weight = self.statistics, self._options.class_weight
         return {
             "in_features": self.in_features,
@@ -305,11 +303,11 @@ class LSSVMHead(LinearHead):
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
         with self._changing():
-            self._pending.merge(stats.forget_class(c), -1)
+            self.pending.merge(Changes(stats.forget_class(c), self._rows.take_class(c)), -1, shrinks=True)
             stats.canonicalize()
-            self._rows.without_class(c)
             if stats.empty:
                 self._rows.clear()
+                self._forget_rho()
             self._solver.reset()
         return self
 
@@ -346,7 +344,14 @@ class LSSVMHead(LinearHead):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
-        return leave_one_out(self._view(), x, y, weight, groups, pairs)
+        scores = leave_one_out(self._view(), x, y, weight, groups, pairs)
+        self._require_held(x, y, weight)
+        return scores
+
+    def _require_held(self, x: Any, y: Any, weight: Any) -> None:
+        """RemovalError, naming the first one, if samples are not held; folds are not compared."""
+        if self._rows.unchecked is None and self.n and not self.statistics.folds:
+            self._rows.stage([(self._check(x, y, weight), -1)])
 
     @exclusive
     def select_rho(
@@ -375,7 +380,9 @@ class LSSVMHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        path = rho_path(self._view(), rhos, method, x, y, weight, ids, score)
+        path = decided(rho_path(self._view(), rhos, method, x, y, weight, ids, score))
+        if x is not None:
+            self._require_held(x, y, weight)
         if apply:
             self.rho = path.rho
             self._choices.record("rho", method, len(path.rhos))
@@ -412,7 +419,10 @@ class LSSVMHead(LinearHead):
         >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
-        return influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        change = influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+        if what != "add":
+            self._require_held(x, y, weight)
+        return change
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
@@ -437,6 +447,7 @@ class LSSVMHead(LinearHead):
         True
         """
         calibration = uncertainty.calibrate(self._view(), x, y, method, weight, groups)
+        self._require_held(x, y, weight)
         self._choices.record_calibration(calibration)
         return self
 
@@ -463,29 +474,27 @@ class LSSVMHead(LinearHead):
         with self._integrity:
             self._published, self._solving = None, True
             self.statistics.__dict__.update(fresh.__dict__)
+            self.pending.forget()
             if state is None:
-                self._rows.changed = None
                 self._rows.clear()
-                self._choices.reopen_rho()
+                self._forget_rho()
             else:
                 self._rows.drop("its statistics were replaced by saved ones")
             self._uncertifiable = None
-            self._pending.forget()
             self._solver.reset()
             self._state_version += 1
             self._choices.outdate()
             self._solving = False
 
     def _replace_parts(
-        self, statistics: Statistics, solver: Solver, rows: HeldRows, pending: Pending,
-        uncertifiable: str | None,
-    ) -> None:  # fmt: skip
+        self, statistics: Statistics, solver: Solver, pending: Pending, uncertifiable: str | None
+    ) -> None:
         """Replace the state by parts that were built separately, including anything left by an interruption."""
         with self._lock:
             self._integrity = Integrity()
             with self._integrity:
                 self.statistics, self._solver, self._options = statistics, solver, solver.options
-                self._rows, self._pending, self._uncertifiable = rows, pending, uncertifiable
+                self._rows, self.pending, self._uncertifiable = pending.held_rows, pending, uncertifiable
                 self._published, self._view_cache, self._solving = None, None, False
                 self._state_version += 1
 
@@ -493,9 +502,7 @@ class LSSVMHead(LinearHead):
         self._solver.reset()
 
     def _make_room(self, k: int) -> None:
-        if self._pending.statistics is not None:
-            self._pending.statistics.add_classes(k)
-        self._pending.id = None  # deltas taken before have fewer classes
+        self.pending.add_classes(k)
         self._solver.reset()
 
     def _solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -531,7 +538,7 @@ class LSSVMHead(LinearHead):
 
         ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
-        changed = self._pending.statistics
+        changed = self.pending.statistics
         if like is None and changed is not None and not changed.empty:
             like = changed  # where everything was removed: what was agreed on stays decided
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
@@ -556,16 +563,14 @@ class LSSVMHead(LinearHead):
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
             self._check_whole()  # before rows are missed that an interrupted update may have lost
-        evidence = self._evidence(rough)
+        evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
-        before = stats.copy() if removes and evidence is not Evidence.PROVEN else None
+        before = None if evidence is Evidence.PROVEN else stats.copy()
         with threads_for(0), self._changing():  # large sums and solves inside have all threads
             self._solver.release(sum(batch.x.shape[0] for batch, _ in changes))
-            with self._put_back(before):
+            with self._tested(before, evidence):
                 views = stats.change(changes, evidence)
                 self._solver.changed(changes, views)
-                if before is not None:
-                    self._test_sums(evidence)
             if rough:
                 self._rows.drop(INEXACT_REMOVAL)
             self._record(changes, rows)
@@ -574,62 +579,51 @@ class LSSVMHead(LinearHead):
         return self
 
     @contextmanager
-    def _put_back(self, before: Statistics | None) -> Iterator[None]:
-        """Put the sums back, if there is a copy of them, where a removal turns out to be impossible."""
+    def _tested(
+        self, before: Statistics | None, evidence: Evidence, groups: Iterable[int] | None = None
+    ) -> Iterator[None]:
+        """Change the sums in here; with a copy from ``before`` they are then tested, in total or by groups of samples.
+
+        RemovalError, with the sums put back, if they cannot be those of samples.
+        """
+        stats = self.statistics
+        if before is None:
+            yield
+            return
         try:
             yield
-        except RemovalError:
-            if before is not None:
-                self.statistics.take_over(before)
-                self._solver.reset()
-            raise
-
-    def _test_sums(self, evidence: Evidence) -> None:
-        """RemovalError if the sums cannot be those of samples."""
-        stats = self.statistics
-        if stats.drained:
             stats.canonicalize()
-            if not stats.empty and evidence is Evidence.SUMS:
-                raise checks.removal_error("no sample would be left, but the sums would not be zero")
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
-            # A large rho would hide sums that no samples can have: test with a ridge of 1e-6 of the largest sum of squares.
-            unit = 1.0 if stats.grid is None else stats.grid.resolution
-            rho = 1e-6 * stats.largest_square() * unit**2
-            try:
-                if evidence is Evidence.SUMS and 0 < rho < self._options.rho and stats.scale is None:
-                    options = dataclasses.replace(self._options, rho=rho, rule="least_squares")
-                    make_solver(stats, options, self.multiclass).weights(doubtful=True)
-                else:
-                    self._solver.weights(doubtful=True)
-            except NotPositiveDefinite:
-                raise checks.removal_error(
-                    "without the samples removed the system would not be positive definite"
-                ) from None
+            if evidence is Evidence.SUMS and not stats.empty:
+                stats.check_possible(groups)
+            elif not stats.drained:  # roughly those of samples: the ridge has to make up for the rest
+                step = 1.0 if stats.grid is None else stats.grid.resolution
+                stats.check_possible(ridge=self._options.rho / step**2)
+        except RemovalError:
+            stats.take_over(before)
+            self._solver.reset()
+            raise
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Record summed samples: their rows, and the changes pending for other machines."""
         self._rows.commit(rows)
         if self.statistics.exact:
-            self._pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())
+            self.pending.change(changes)
 
     def _emptied(self, stats: Statistics) -> None:
         """Make the head as new after its last sample left, also if the sums are only roughly zero."""
         stats.canonicalize()
         if not stats.empty:
-            self._pending.merge(stats, -1)
+            self.pending.merge(Changes(stats, None), -1, shrinks=True)
             stats.take_over(stats.zero())
         self._uncertifiable = None
         self._rows.clear()
-        self._choices.reopen_rho()
+        self._forget_rho()
         self._solver.reset()
 
     @exactly
     def _merge(self, other: LSSVMHead, sign: int) -> Self:
         if not isinstance(other, LSSVMHead):
             raise ValueError(f"can only merge with another LSSVMHead, got {type(other).__name__}")
-        mine, theirs = self.statistics, other.statistics
         if self.intercept != other.intercept or self.multiclass != other.multiclass:
             raise ValueError(
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
@@ -638,33 +632,53 @@ class LSSVMHead(LinearHead):
         heads: list[LSSVMHead] = [self, other]
         first, second = sorted(heads, key=id)  # lock in the same order in all threads, to avoid a deadlock
         with first._lock, second._lock:
-            self._check_whole()
             other._check_whole()
-            theirs = theirs.copy() if mine is theirs else theirs
-            mine.compatible(theirs)
             if sign > 0:
-                self._pending.refuse_twice(other._pending.merged)
-            other._rows.flush()
-            theirs_known = None if other._rows.unchecked is not None else other._rows.held
-            rows, key = self._rows.joined(theirs_known, other._rows.key, sign), other._rows.key or self._rows.key
-            tested = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
-            evidence = tested if rows is None else Evidence.PROVEN
-            before = mine.copy() if sign < 0 and rows is None else None
-            with self._changing():
-                with self._put_back(before):
-                    mine.merge(theirs, sign, evidence)
-                    self._solver.reset()
-                    if before is not None:
-                        self._test_sums(evidence)
-                self._pending.merge(theirs, sign)
-                if rows is not None and theirs_known is not None and self._rows.changed is not None:
-                    self._rows.changed = self._rows.changed.plus(theirs_known, sign)
-                self._rows.replace(rows, key, UNKNOWN_ROWS)
-                self._pending.combine(other._pending, sign)
-                self._mark_uncertifiable(other.uncertifiable)
-                if sign < 0 and mine.drained:
-                    self._emptied(mine)
+                self.pending.refuse_twice(other.pending.merged)
+            theirs = other.statistics.copy() if other is self else other.statistics
+            ids, reason = set(other.pending.merged), other.uncertifiable
+            self._take_in(Changes(theirs, other._rows.known(), other._rows.key), sign, shrinks=sign < 0)
+            self.pending.count_ids(ids, sign)
+            self._mark_uncertifiable(reason)
         return self
+
+    def _take_in(self, changes: Changes, sign: int, shrinks: bool) -> None:
+        """Add or subtract sums and their rows, all or none. ``shrinks``: samples may be removed by that.
+
+        RemovalError, with nothing changed, if no samples could have the result.
+        """
+        stats, sums = self.statistics, changes.statistics
+        self._check_whole()
+        stats.compatible(sums)
+        rows = self._rows.joined(changes.rows, changes.key, sign)
+        evidence, before = Evidence.PROVEN if shrinks else Evidence.NONE, None
+        if shrinks and rows is None:
+            evidence = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
+            before = stats.copy()
+        with self._changing():
+            with self._tested(before, evidence, sums.group_sums()):
+                stats.merge(sums, sign, evidence)
+                self._solver.reset()
+            self.pending.merge(changes, sign, shrinks)
+            self._rows.replace(rows, changes.key, UNKNOWN_ROWS)
+            if shrinks and stats.drained:
+                self._emptied(stats)
+
+    def _hold(self, sums: Statistics, rows: RowCounts | None, key: bytes | None) -> None:
+        """Replace what is held by other sums (their parts, not copies) and rows, after an exchange."""
+        with self._changing():
+            self.statistics.take_over(sums)
+            self._rows.replace(rows, key, UNKNOWN_ROWS)
+            if sums.empty:
+                self._rows.clear()
+            self._choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
+            self._solver.reset()
+
+    def _form(self) -> dict[str, Any]:
+        """The options in which heads that exchange changes must be equal; rho by its rule, if it has one."""
+        without = ("grid", "target_grid", "membership")  # grids are compared where they are decided
+        options = {name: value for name, value in self.config().items() if name not in without}
+        return options | {"rho": self._choices.rho_rule or self.rho}
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
@@ -688,19 +702,9 @@ class LSSVMHead(LinearHead):
         if self.unchecked is None:
             out["membership"] = bytes_to_tensor(self._rows.to_bytes())
         if stats.exact:
-            self._mark_pending()
-            meta["pending"], changes = self._pending.save()
+            meta["pending"], changes = self.pending.save()
             out |= {f"pending.{k}": v for k, v in changes.items()}
-            if changes and self._rows.changed is not None:
-                out["pending.rows"] = torch.from_numpy(self._rows.changed.to_array())
         return meta, out
-
-    def _mark_pending(self) -> None:
-        """Give the pending changes an id before they are copied or saved, and record whether they include removals."""
-        self._rows.flush()
-        self._pending.named(self.statistics)
-        if self._rows.changed is not None:
-            self._pending.shrunk = self._rows.changed.negative > 0
 
     def _loaded_parts(
         self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
@@ -715,21 +719,19 @@ class LSSVMHead(LinearHead):
         statistics = self.statistics.zero()
         statistics.load(checkpoint.part(state, "statistics."))
         checkpoint.check_digest(statistics, meta["digest"])
-        pending = Pending()
-        if statistics.exact:
-            pending = Pending.load(meta["pending"], checkpoint.part(state, "pending."), statistics)
         rows = HeldRows(self._rows.impossible, self._rows.recorded)
         if rows.unchecked is None:
             if "membership" in state:
                 rows.load(tensor_to_bytes(state["membership"]))
             elif not statistics.empty:
                 rows.drop(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
-            if pending.tracking is Tracking.CHANGES and "pending.rows" in state:
-                rows.changed = RowCounts.from_array(state["pending.rows"].cpu().numpy())
         solver = make_solver(statistics, options, self.multiclass)
         solution = checkpoint.part(state, "solution.")
         solver.restore({k: checkpoint.moved(v, self.device) for k, v in solution.items()}, P)
-        return lambda: self._replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
+        pending = Pending(statistics, rows)
+        if statistics.exact:
+            pending = Pending.load(meta["pending"], checkpoint.part(state, "pending."), statistics, rows)
+        return lambda: self._replace_parts(statistics, solver, pending, meta.get("uncertifiable"))
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
         statistics = self.statistics.to(device)
@@ -737,13 +739,11 @@ class LSSVMHead(LinearHead):
         solution = {k: checkpoint.moved(v, device) for k, v in self._solver.state().items()}
         solver.restore(solution, checkpoint.moved(self.P, device))
         self._rows.flush()  # products that wait to be hashed would stay behind on the old device
-        self._replace_parts(statistics, solver, self._rows, self._pending.to(device), self.uncertifiable)
+        self._replace_parts(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw sample is ever in there."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._solve()
             self._solver.drop_raw_samples()
-            if self.statistics.exact:
-                self._mark_pending()
             return super().__getstate__() | {"_view_cache": None}

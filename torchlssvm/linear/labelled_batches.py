@@ -124,6 +124,31 @@ def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> 
         yield part._replace(x=to_device(part.x, device), y=part.y.to(device))
 
 
+def is_loader(inputs: Any) -> bool:
+    """True for a loader or a list of batches; False for one batch of inputs: a tensor, texts, tokens, or what is refused."""
+    if isinstance(inputs, list | tuple):
+        first = inputs[0] if inputs else None
+        return isinstance(first, Mapping) or (
+            isinstance(first, list | tuple) and bool(first) and not isinstance(first[0], int | float)
+        )
+    if isinstance(inputs, Tensor | Mapping | str | Dataset | nn.Module) or hasattr(inputs, "shape"):
+        return False
+    return isinstance(inputs, Iterable)
+
+
+def inputs_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[Any]:
+    """Inputs of the batches of a loader on a device. Batches may have labels, which are ignored, or be inputs alone."""
+    for batch in with_progress_bar(loader, what) if progress else loader:
+        labelled = isinstance(batch, list | tuple) and not is_texts(batch)
+        x: Any = batch[0] if labelled and batch else batch
+        if isinstance(batch, Mapping) and "input_ids" not in batch:
+            x = next((batch[name] for name in FIELD_NAMES["x"] if name in batch), batch)
+        elif isinstance(batch, Mapping):
+            taken = {name for part in ("y", "ids", "subjects") for name in FIELD_NAMES[part]}
+            x = {name: value for name, value in batch.items() if isinstance(value, Tensor) and name not in taken}
+        yield to_device(x, device)
+
+
 def first_samples(batch: TrainingBatch, count: int) -> TrainingBatch:
     """The first samples of a batch."""
     x, y, ids, subjects = batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch, joint_changes
-from torchlssvm.statistics.statistics import Integrity
+from torchlssvm.statistics.statistics import ROW_OPTIONS, Integrity
 
 
 class LinearHead(nn.Module):
@@ -68,7 +68,7 @@ class LinearHead(nn.Module):
         self._integrity = Integrity()
         self._solving = False  # set while caches are computed: what was interrupted is computed again
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
-        checkpoint.make_live(self)
+        self._give_buffers(dict.fromkeys(self._buffer_names))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -252,9 +252,15 @@ class LinearHead(nn.Module):
     def _refresh_rho(self) -> Self:
         """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
         choices = self._choices
-        if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
+        if choices.rho_rule is not None and choices.state_of("rho") is not ChoiceState.CURRENT:
             self._choose_rho()
         return self
+
+    def _forget_rho(self) -> None:
+        """Reset a rho that was chosen for samples that are all gone; it is chosen again for the next ones."""
+        if self._choices.rho_rule is not None:
+            self._choices.reopen_rho()
+            self._options.rho = 1.0
 
     def _choose_rho(self) -> None:
         """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
@@ -519,8 +525,21 @@ class LinearHead(nn.Module):
             rho, weight = self.rho, self.class_weight
             weight = weight.to(device) if isinstance(weight, Tensor) else weight
             self._move(device, dataclasses.replace(self._options, rho=rho, class_weight=weight))
-            checkpoint.make_live(self)
+            self._give_buffers(dict.fromkeys(self._buffer_names))
         return self
+
+    def _give_buffers(self, kept: dict[str, Any]) -> None:
+        object.__setattr__(self, "_buffers", checkpoint.LiveBuffers(kept, self._refresh_buffers))
+
+    def _refresh_buffers(self, names: Iterable[str]) -> None:
+        """Publish current values. Equal values are not written again, except on a device: to compare would wait for it."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            for name in [n for n in names if n in self._buffer_names]:
+                old, value = dict.get(self._buffers, name), self._buffer_value(name)
+                if old is None or old.shape != value.shape or old.device != value.device:
+                    self._buffers[name] = value.clone()
+                elif old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
+                    old.copy_(value)
 
     def _buffer_value(self, name: str) -> Tensor:
         """The value of a buffer, up to date."""
@@ -532,21 +551,82 @@ class LinearHead(nn.Module):
             super()._save_to_state_dict(destination, prefix, keep_vars)
             if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
                 destination.update({prefix + k: destination[prefix + k].clone() for k in self._buffer_names})
-            destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
+            destination.update({prefix + k: v for k, v in self._saved().items()})
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        problems = checkpoint.load(self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)})
+        problems = self._load(checkpoint.part(state_dict, prefix))
         problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: the buffers as they are; not the lock, the store, published weights and the change count.
+    def _saved(self) -> dict[str, Tensor]:
+        """State beside the buffers: the statistics or the rows, the solution's own coordinates, options and choices."""
+        with torch.inference_mode(False), torch.no_grad():
+            meta, out = self._saved_parts()
+            weight, calibration = self.class_weight, self._choices.calibration
+            meta |= {
+                "format": checkpoint.FORMAT,
+                "type": type(self).__name__,
+                "rho": self.rho,
+                "intercept": self.intercept,
+                "rule": self._options.rule,
+                "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+                "made": self._choices.to_json(),
+            } | self._row_options()
+            if calibration is not None:
+                meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
+            return out | {"options": checkpoint.pack(meta | {"checksum": checkpoint.checksum(out)})}
 
-        The change count would show that a sample came and went.
+    def _load(self, state: dict[str, Tensor]) -> checkpoint.LoadProblems:
+        """Load what :meth:`_saved` and the buffers wrote; with a problem, nothing is changed.
+
+        A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
         """
-        buffers = {k: dict.__getitem__(self._buffers, k) for k in self._buffers}
+        needed = (*self._buffer_names, "options", *self._saved_names)
+        known = [*needed, *self._optional_names, "calibration"]
+        problems = checkpoint.LoadProblems(
+            [k for k in needed if k not in state], [k for k in state if k not in known], []
+        )
+        if problems.missing:
+            return problems
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                meta = checkpoint.load_meta(state["options"])
+                self._check_meta(meta)
+                checkpoint.check_tensors(state, known, meta)
+                weight, calibration = meta["class_weight"], None
+                if isinstance(weight, list):
+                    weight = torch.tensor(weight, dtype=torch.float64, device=self.device)
+                if "calibration" in meta:
+                    values = checkpoint.moved(state["calibration"], self.device)
+                    calibration = Calibration.restore(meta["calibration"], values)
+                options = SolverOptions(float(meta["rho"]), self.intercept, weight, meta["rule"])
+                choices = DataChoices.from_json(meta.get("made", {}), calibration)
+                install = self._loaded_parts(state, meta, options)
+                with self._lock:
+                    install()
+                    self._choices = choices
+            except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+                problems.errors.append(f"{type(self).__name__}: {error}")
+        return problems
+
+    def _check_meta(self, meta: dict[str, Any]) -> None:
+        """ValueError where an option that cannot change differs in a saved head."""
+        if meta["type"] != type(self).__name__:
+            raise ValueError(f"the saved head is a {meta['type']}")
+        mine = {name: getattr(self, name) for name in ("intercept", "multiclass", *ROW_OPTIONS)}
+        for name, value in (mine | {"rule": self._options.rule}).items():
+            saved = meta.get(name, "ovr" if name == "multiclass" else None)
+            if saved != value:
+                raise ValueError(f"{name} is {saved!r} in the saved head and {value!r} here")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: not the lock, the store, published weights, the change count and the buffers' values.
+
+        The change count would show that a sample came and went, and the buffers may be older than the last removal.
+        """
+        buffers = {k: None if k in self._buffer_names else dict.__getitem__(self._buffers, k) for k in self._buffers}
         kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_keeper")}
         return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}
 
@@ -558,7 +638,7 @@ class LinearHead(nn.Module):
         buffers = state.pop("_buffers")
         self.__dict__.update(state)
         give_lock(self)
-        checkpoint.make_live(self, buffers)
+        self._give_buffers(buffers)
 
     def extra_repr(self) -> str:
         """Shape, options and count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any, Self
@@ -19,7 +20,7 @@ from torchlssvm.linear import checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, rho_rule
 from torchlssvm.linear.diagnostics.influence import Measure
-from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead
@@ -141,7 +142,8 @@ class MarginHead(LinearHead):
         """By k-fold, where there are enough samples of two classes at least."""
         if not rho_rule.is_choosable(self.statistics) or len(self.samples.folds(5).unique()) < 2:
             return None
-        return margin_rho_selection.rho_path(self, None, "kfold", "accuracy", 5).rho
+        rho = margin_rho_selection.rho_path(self, None, "kfold", "accuracy", 5).rho
+        return None if math.isnan(rho) else rho
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class MarginHead(LinearHead):
         return torch.stack([self._solver.active(k)[slots] for k in range(self.num_classes)], 1)
 
     def config(self) -> dict[str, Any]:
-        """The options as primitives; ``MarginHead.from_config`` makes an empty head like this one from them."""
+        """The options as primitives, with the rho in use; ``MarginHead.from_config`` makes an empty head from them."""
         weight = self.class_weight
         return {
             "in_features": self.in_features,
@@ -302,7 +304,7 @@ class MarginHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        path = margin_rho_selection.rho_path(self, rhos, method, score, folds)
+        path = decided(margin_rho_selection.rho_path(self, rhos, method, score, folds))
         if apply:
             self.rho = path.rho
             self._choices.record("rho", method, len(path.rhos))
@@ -380,6 +382,7 @@ class MarginHead(LinearHead):
             self._solver.change(plan)
             if self.statistics.drained:
                 self.statistics.canonicalize()
+                self._forget_rho()
                 self._solver.reset()
         return self
 
@@ -422,6 +425,8 @@ class MarginHead(LinearHead):
         fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = self._loaded_samples(state)
+        if state is None:
+            self._forget_rho()
         self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
         self._choices.outdate()
 

@@ -34,18 +34,6 @@ from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
 
-FINGERPRINTED_NUMBERS = 2**20
-"""Numbers (8 MiB) that are put on the grid at a time, so that they stay in the cache."""
-
-WAITING_ROWS = 4096
-"""Rows that wait at most to be read: a removal that comes next reads them in about a millisecond."""
-
-MANY_ROWS = 64
-"""Batches of at least this many rows are counted class by class."""
-
-WAITING_BATCHES = 256
-"""Batches that wait at most: each is a few small tensors, for single rows 20 times as large as their hash."""
-
 REMOVAL_REMEDY = (
     "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with "
     "another batch size, device or precision differ. Keep the features, or keep the samples in a SampleStore. Nothing was "
@@ -190,7 +178,7 @@ def batch_words(batch: SampleBatch, key: bytes) -> Tensor:
     grid, x = batch.choices.grid, batch.x
     assert grid is not None
     observer = RowWords(batch, key)
-    some = max(16, FINGERPRINTED_NUMBERS // x.shape[1])
+    some = max(16, 2**20 // x.shape[1])  # 8 MiB stay in the cache
     if x.is_sparse:
         observer(slice(None), with_values(x, grid.quantize(x.values())))
     else:
@@ -321,7 +309,8 @@ class HeldRows:
             batch = formed.batch
             labels, folds = (None if t is None else t.copy() for t in (batch.host_labels, batch.host_folds))
             self.waiting.append(WaitingBatch(formed.values, _copy(batch.mult), labels, folds))
-        if len(self.waiting) > WAITING_BATCHES or sum(len(w.words) for w in self.waiting) > WAITING_ROWS:
+        # 256 batches of single rows are 20 times as large as their hashes; 4,096 rows are read in about a millisecond
+        if len(self.waiting) > 256 or sum(len(w.words) for w in self.waiting) > 4096:
             self.read_waiting()
 
     def read_waiting(self, *more: Tensor) -> list[NDArray[Any]]:
@@ -331,7 +320,7 @@ class HeldRows:
         values = iter(host[len(more) :])
         for w in self.waiting:
             words, mult = next(values), None if w.mult is None else next(values)
-            if mult is None and self.changed is None and len(words) >= MANY_ROWS:
+            if mult is None and self.changed is None and len(words) >= 64:  # many: class by class
                 self.fresh.add_many(words, w.labels, w.folds)
                 continue
             rows = RowList.of(words, w.labels, w.folds, mult)
@@ -372,16 +361,20 @@ class HeldRows:
             error.row, error.label, error.held_label = i, group[1], others[0] if others else None
         return error
 
-    def without_class(self, label: int) -> None:
-        """Remove the rows of a class."""
+    def known(self) -> RowCounts | None:
+        """Return the rows held, by their fingerprints; None if they are not known."""
+        self.flush()
+        return None if self.unchecked is not None else self.held
+
+    def take_class(self, label: int) -> RowCounts:
+        """Remove the rows of a class, and return them."""
         self.flush()
         gone = RowCounts()
         gone.groups = {group: rows for group, rows in self.held.groups.items() if group[1] == label}
-        if self.changed is not None:
-            self.changed = self.changed.plus(gone, -1)
         self.held = self.held.plus(gone, -1)
+        return gone
 
-    def joined(self, other: RowCounts | None, key: bytes | None, sign: int = 1) -> RowCounts | None:
+    def joined(self, other: RowCounts | None, key: bytes | None, sign: int) -> RowCounts | None:
         """Return the rows held together with, or without, others; None if they cannot be compared, with nothing changed.
 
         RemovalError if a row would be held less than zero times.
@@ -399,7 +392,7 @@ class HeldRows:
         if rows is None:
             self.drop(reason)
         else:
-            self.held, self.key = rows, self.key if key is None else key
+            self.held, self.key = rows, key or self.key
             self.fresh, self.waiting = RowCounts(), []
 
     # -- saving ----------------------------------------------------------------------------------------------------------
@@ -420,11 +413,10 @@ class HeldRows:
         self.held, self.key = rows, saved[:KEY_BYTES]
 
     def copy(self) -> HeldRows:
-        """Return an independent copy, with changes since the last agreement."""
+        """Return an independent copy of the rows held."""
         self.flush()
         out = HeldRows(self.impossible, self.recorded)
         out.unchecked, out.key, out.held = self.unchecked, self.key, self.held.copy()
-        out.changed = None if self.changed is None else self.changed.copy()
         return out
 
     def __deepcopy__(self, memo: Any) -> HeldRows:
@@ -434,9 +426,8 @@ class HeldRows:
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: the rows held, in an order that reveals nothing."""
         known = None if self.unchecked is not None else self.to_bytes()
-        added = None if self.changed is None or self.changed.negative else self.changed.to_array()
         about = {"impossible": self.impossible, "recorded": self.recorded, "unchecked": self.unchecked}
-        return about | {"rows": known, "changed": added}
+        return about | {"rows": known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`__getstate__` returned."""
@@ -444,7 +435,6 @@ class HeldRows:
         if state["rows"] is not None:
             self.load(state["rows"])
         self.unchecked = state["unchecked"]
-        self.changed = None if state["changed"] is None else RowCounts.from_array(state["changed"])
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

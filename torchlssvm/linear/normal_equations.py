@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor, factor_, fill_system, workspace
-from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
@@ -24,10 +22,6 @@ LARGEST_FLOAT_CENTRED_SUM = 2**50
 
 LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
-
-
-PROMISED_ERROR = 1e-9
-"""Relative error of scores beyond which a solve warns."""
 
 
 class Units(NamedTuple):
@@ -233,16 +227,13 @@ def head_problem(
 
 def solve(
     stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
-    doubtful: bool = False, work: Tensor | None = None, standard: Standardization | None = None,
+    work: Tensor | None = None, standard: Standardization | None = None,
 ) -> SolvedSystem:  # fmt: skip
-    """Solve from statistics; arguments as for :func:`head_problem` and :func:`solve_problem`.
-
-    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
-    """
+    """Solve from statistics; arguments as for :func:`head_problem` and :func:`solve_problem`."""
     problem = head_problem(stats, scale, intercept, weights, labels, standard)
-    solved = solve_problem(problem, partial(repaired_factor, doubtful=doubtful), work)
+    solved = solve_problem(problem, repaired_factor, work)
     error = torch.finfo(torch.float64).eps / solved.share if solved.share > 0 else 0.0  # a repair has warned already
-    if error > PROMISED_ERROR:
+    if error > 1e-9:  # of scores, relative
         warnings.warn(
             f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be off by "
             f"{error:.0e} of their size. Use a larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
@@ -312,16 +303,13 @@ def grid_ridge(rho: float, step: float) -> float:
     return rho / step**2
 
 
-def repaired_factor(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
-    """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite.
+def repaired_factor(work: Tensor, D: int, floor: float) -> Factor:
+    """Factor after Cholesky failed by rounding: raise eigenvalues to the ridge, and warn.
 
     ConvergenceError for a system that float64 cannot hold.
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    # 1e-11: rounding error of an eigenvalue per dimension, relative to the largest entry; more is not rounding
-    if doubtful and bool(lowest < -1e-11 * D * top):
-        raise NotPositiveDefinite
     warnings.warn(
         f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "
         f"ridge {floor:.1e}, in grid units): eigenvalues were raised to the ridge. A larger rho is advised.",

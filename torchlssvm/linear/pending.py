@@ -2,26 +2,78 @@
 
 Sums are a group, so what changed is a :class:`~torchlssvm.Statistics` too, with removals as negative samples. Until a head
 first takes part in an agreement (``sync``, ``agree``, or a delta handed over) all it holds is pending, and no second sums are
-kept: a head that never exchanges anything pays nothing.
-
-**What survives a save.** Additions that are pending are saved beside the totals. Removals are not: totals minus pending changes
-would be the sample removed. A head saved with removals pending holds the right samples, but what changed is no longer known
-(:attr:`Tracking.LOST`); it has to start from an agreed state (``agree``) before the next exchange. No hash of a sample, and no
-digest of an earlier state, is ever saved or pickled.
+kept: a head that never exchanges anything pays nothing. :mod:`torchlssvm.distributed` tells what survives a save. No hash of a
+sample, and no digest of an earlier state, is ever saved or pickled.
 """
 
 from __future__ import annotations
 
+import copy
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchlssvm.functional.sample_identity import id_hash, shared_key
+from torchlssvm.linear.membership import HeldRows, RowCounts
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
+
+
+@dataclass
+class Changes:
+    """Changes of samples, with removals as negative samples.
+
+    Attributes:
+        statistics: their sums.
+        rows: their rows, under a key; None if they are not known.
+        key: None before the first row.
+        weights: net weight of the samples, by a keyed hash of their ids, where ids were given.
+    """
+
+    statistics: Statistics
+    rows: RowCounts | None
+    key: bytes | None = None
+    weights: dict[bytes, int] = field(default_factory=dict)
+
+    def plus(self, other: Changes, sign: int = 1) -> Changes:
+        """Return the sum, or difference. Rows under different keys cannot be compared, and are not known from then on."""
+        theirs = other.statistics.to(self.statistics.device)
+        rows, key = None, self.key or other.key
+        if self.rows is not None and other.rows is not None and key == (other.key or key):
+            rows = self.rows.plus(other.rows, sign)
+        weights = dict(self.weights)
+        add_counts(weights, other.weights, sign)
+        return Changes(self.statistics + theirs if sign > 0 else self.statistics - theirs, rows, key, weights)
+
+    @property
+    def least_samples(self) -> int | None:
+        """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
+
+        Weights do not count, and neither do samples that were added and removed again. The bound is 1 without rows.
+        """
+        self.statistics.canonicalize()
+        if self.statistics.empty:
+            return None
+        return 1 if self.rows is None else self.rows.least
+
+    def check_enough(self, min_samples: int) -> None:
+        """ValueError when the sums to be sent may be of fewer distinct samples than ``min_samples``."""
+        if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
+            raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
+        least = self.least_samples
+        if least is not None and least < min_samples:
+            unknown = (
+                "" if self.rows is not None else " (single samples are not known here: sums were merged from a file)"
+            )
+            raise ValueError(
+                f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
+                f"min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or lower "
+                "min_samples."
+            )
 
 
 class Tracking(Enum):
@@ -41,84 +93,132 @@ class Pending:
     """Changes that other machines have not seen, and the ids of deltas that must not be counted again.
 
     Attributes:
+        held: the sums of the head.
+        held_rows: the rows of the head.
         tracking: how the changes are known.
         statistics: their sums, with :attr:`Tracking.CHANGES`; otherwise None.
         id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
             that has already counted this id refuses the changes.
         epoch: how often machines agreed.
-        agreed: digest of the state agreed on, "" for an empty one; None when it was not computed.
         merged: ids of all deltas that were merged here or handed over from here.
         carried: the merged ids that are part of the pending changes.
-        weights: net weight of samples changed, by a keyed hash of their ids, where ids were given.
+        weights: as for :class:`Changes`.
         shrunk: something was removed since the last agreement.
     """
 
-    def __init__(self) -> None:
-        self.tracking, self.statistics = Tracking.ALL, None
-        self.id: str | None = None
-        self.epoch, self.agreed = 0, None
-        self.merged, self.carried = set[str](), set[str]()
-        self.weights: dict[bytes, int] = {}
-        self.shrunk = False
-
-    tracking: Tracking
-    statistics: Statistics | None
-    agreed: str | None
-
-    def some(self, held: Statistics) -> bool:
-        """True if anything is pending in a head with these sums."""
-        if self.statistics is not None:
-            self.statistics.canonicalize()
-        return self.tracking is Tracking.LOST or not (self.statistics or held).empty
-
-    def named(self, held: Statistics) -> str | None:
-        """Return the id of the pending changes, created on first use; None if nothing is pending."""
-        if self.some(held) and self.id is None:
-            self.id = uuid.uuid4().hex
-        return self.id if self.some(held) else None
-
-    def sums(self, held: Statistics) -> Statistics:
-        """Return the sums of the pending changes. Do not write to them; they are valid until the next change."""
-        return held if self.statistics is None else self.statistics
-
-    def agreed_sums(self, held: Statistics) -> Statistics:
-        """Return the sums that were agreed on."""
-        return held.zero() if self.statistics is None else held - self.statistics
-
-    def agreed_digest(self, held: Statistics) -> str:
-        """Return the digest of what was agreed on, "" for an empty state."""
-        if self.agreed is None:
-            agreed = self.agreed_sums(held)
-            self.agreed = "" if agreed.empty else agreed.digest()
-        return self.agreed
-
-    # -- changes ---------------------------------------------------------------------------------------------------------
-
-    def change(self, changes: list[tuple[SampleBatch, int]], shared: bool) -> None:
-        """Take in changes of samples; ``shared``: there is a process group, which compares ids."""
-        self.shrunk = self.shrunk or any(sign < 0 for _, sign in changes)
-        if self.statistics is not None:
-            self.statistics.change([(replace(batch, observer=None), sign) for batch, sign in changes])
-        if shared or self.statistics is not None:
-            for batch, sign in changes:
-                add_weights(self.weights, batch, sign)
-
-    def merge(self, sums: Statistics, sign: int) -> None:
-        """Take in sums."""
-        self.shrunk = self.shrunk or sign < 0
-        if self.statistics is not None:
-            self.statistics.merge(sums, sign)
-
-    def restart(self, sums: Statistics, digest: str | None, epoch: int) -> None:
-        """Start from an agreement: ``sums`` (usually empty) are the changes pending from now on."""
-        self.tracking, self.statistics, self.id = Tracking.CHANGES, sums, None
-        self.epoch, self.agreed = epoch, digest
-        self.carried, self.weights, self.shrunk = set(), {}, not sums.empty
+    def __init__(self, held: Statistics, held_rows: HeldRows) -> None:
+        self.held, self.held_rows = held, held_rows
+        self.epoch, self.merged = 0, set[str]()
+        self.forget()
 
     def forget(self) -> None:
         """Forget what was agreed on, after the sums were replaced: all that is held is pending."""
-        self.tracking, self.statistics, self.id, self.agreed = Tracking.ALL, None, None, None
-        self.carried, self.weights, self.shrunk = set(), {}, False
+        self.tracking = Tracking.ALL
+        self.statistics: Statistics | None = None
+        self.id: str | None = None
+        self._agreed: str | None = None  # the digest agreed on, if it was computed
+        self.carried, self.weights, self.shrunk = set[str](), dict[bytes, int](), False
+        self.held_rows.changed = None
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def some(self) -> bool:
+        """True if anything is pending."""
+        sums = self.sums
+        sums.canonicalize()
+        return self.tracking is Tracking.LOST or not sums.empty
+
+    def named(self) -> str | None:
+        """Return the id of the pending changes, created on first use; None if nothing is pending."""
+        if not self.some:
+            return None
+        self.id = self.id or uuid.uuid4().hex
+        return self.id
+
+    @property
+    def sums(self) -> Statistics:
+        """The sums of the pending changes. Do not write to them; they are valid until the next change."""
+        return self.held if self.statistics is None else self.statistics
+
+    @property
+    def rows(self) -> RowCounts | None:
+        """The rows that are pending; None if they are not known."""
+        held = self.held_rows.known()
+        return held if self.tracking is Tracking.ALL else self.held_rows.changed
+
+    def changes(self) -> Changes:
+        """Return the pending changes, not a copy; ValueError if they were lost."""
+        if self.tracking is Tracking.LOST:
+            raise ValueError(
+                "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "
+                "erasure: the samples held are right, but what changed since the last agreement is not known. If the others "
+                "hold the same (the removals reached them, or all ranks loaded this file), agree(head) says so; else load a "
+                "checkpoint that was saved after a sync and repeat the removals."
+            )
+        self.sums.canonicalize()
+        return Changes(self.sums, self.rows, self.held_rows.key, self.weights)
+
+    def agreed_sums(self) -> Statistics:
+        """Return the sums that were agreed on."""
+        return self.held.zero() if self.statistics is None else self.held - self.statistics
+
+    def agreed_rows(self) -> RowCounts | None:
+        """Return the rows that were agreed on; None if they are not known."""
+        held, changed = self.held_rows.known(), self.rows
+        return None if held is None or changed is None else held.plus(changed, -1)
+
+    def agreed_digest(self) -> str:
+        """Return the digest of what was agreed on, "" for an empty state."""
+        if self._agreed is None:
+            self._agreed = _digest(self.agreed_sums())
+        return self._agreed
+
+    # -- changes ---------------------------------------------------------------------------------------------------------
+
+    def change(self, changes: list[tuple[SampleBatch, int]]) -> None:
+        """Take in changes of samples. In a process group, which compares ids, they are counted by their ids."""
+        self.shrunk = self.shrunk or any(sign < 0 for _, sign in changes)
+        if self.statistics is not None:
+            self.statistics.change([(replace(batch, observer=None), sign) for batch, sign in changes])
+        if self.statistics is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            for batch, sign in changes:
+                add_weights(self.weights, batch, sign)
+
+    def merge(self, changes: Changes, sign: int, shrinks: bool) -> None:
+        """Take in, or (sign -1) take away, changes as sums. ``shrinks``: samples may be removed by that."""
+        self.shrunk = self.shrunk or shrinks
+        if self.statistics is not None:
+            self.statistics.merge(changes.statistics, sign)
+        if self.held_rows.changed is not None and changes.rows is not None:
+            self.held_rows.changed = self.held_rows.changed.plus(changes.rows, sign)
+        add_counts(self.weights, changes.weights, sign)
+
+    def add_classes(self, k: int) -> None:
+        """Make room for k more classes; deltas taken before have fewer."""
+        self.id = None
+        if self.statistics is not None:
+            self.statistics.add_classes(k)
+
+    def restart(self, digest: str | None, epoch: int) -> None:
+        """Start from an agreement on what is held, with nothing pending. ``digest``: None if it was not computed."""
+        nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else RowCounts())
+        self._restart(nothing, digest, epoch)
+
+    def agree(self) -> None:
+        """Start from an agreement on what is held."""
+        self.restart(_digest(self.held), self.epoch)
+
+    def hand_over(self, part: Changes, name: str) -> None:
+        """Count changes under a name, which are somewhere else now, as agreed on; the rest stays pending."""
+        self._restart(self.changes().plus(part, -1), None, self.epoch)
+        self.merged = self.merged | {name}  # its samples are here: it must not come back
+
+    def _restart(self, rest: Changes, digest: str | None, epoch: int) -> None:
+        self.forget()
+        self.tracking, self.statistics, self.held_rows.changed = Tracking.CHANGES, rest.statistics, rest.rows
+        self.epoch, self._agreed = epoch, digest
+        self.weights, self.shrunk = rest.weights, not rest.statistics.empty
 
     def refuse_twice(self, ids: set[str]) -> None:
         """ValueError if a delta with one of these ids is counted here already."""
@@ -126,65 +226,74 @@ class Pending:
         if twice:
             raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
 
-    def combine(self, other: Pending, sign: int) -> None:
-        """Add, or take away again, the deltas that another head merged."""
+    def count_ids(self, ids: set[str], sign: int = 1) -> None:
+        """Remember deltas whose samples are pending here, or (sign -1) forget them again."""
         if sign < 0:
-            self.merged, self.carried = self.merged - other.merged, self.carried - other.merged
+            self.merged, self.carried = self.merged - ids, self.carried - ids
         else:
-            self.merged, self.carried = self.merged | other.merged, self.carried | other.merged
+            self.merged, self.carried = self.merged | ids, self.carried | ids
 
     # -- saving ----------------------------------------------------------------------------------------------------------
 
-    def copy(self) -> Pending:
-        """Return an independent copy; both have the same id, so that they are not counted twice."""
-        out = Pending()
-        out.__dict__.update(vars(self))
-        out.statistics = None if self.statistics is None else self.statistics.copy()
-        out.merged, out.carried, out.weights = set(self.merged), set(self.carried), dict(self.weights)
-        return out
+    def to(self, held: Statistics, held_rows: HeldRows) -> Pending:
+        """Return an independent copy for a copy of the head, perhaps on another device.
 
-    def to(self, device: Any) -> Pending:
-        """Return the same on another device."""
-        out = self.copy()
-        out.statistics = None if self.statistics is None else self.statistics.to(device)
+        Both have the same id, so that they are not counted twice.
+        """
+        sums = None if self.statistics is None else self.statistics.copy().to(held.device)
+        changed = None if self.held_rows.changed is None else self.held_rows.changed.copy()
+        out = Pending(held, held_rows)
+        out.__dict__.update(vars(self) | {"held": held, "held_rows": held_rows, "statistics": sums})
+        out.merged, out.carried, out.weights = set(self.merged), set(self.carried), dict(self.weights)
+        held_rows.changed = changed
         return out
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Write as JSON fields and tensors; changes with removals among them are left out."""
-        if self.statistics is not None:
-            self.statistics.canonicalize()
-        lost = self.statistics is not None and self.shrunk and not self.statistics.empty
-        tracking = Tracking.LOST if lost else self.tracking
+        """Write as JSON fields and tensors, with an id from now on; changes with removals among them are left out."""
+        some, rows = self.named() is not None, self.rows
+        if self.statistics is not None and rows is not None:
+            self.shrunk = rows.negative > 0
+        lost = self.statistics is not None and self.shrunk and some
         meta = {
-            "tracking": tracking.value, "epoch": self.epoch, "id": self.id, "merged": sorted(self.merged),
-            "carried": sorted(self.carried),
+            "tracking": (Tracking.LOST if lost else self.tracking).value, "epoch": self.epoch, "id": self.id,
+            "merged": sorted(self.merged), "carried": sorted(self.carried),
         }  # fmt: skip
-        return meta, {} if self.statistics is None or lost else self.statistics.state()
+        if self.statistics is None or lost:
+            return meta, {}
+        return meta, self.statistics.state() | ({} if rows is None else {"rows": torch.from_numpy(rows.to_array())})
 
     @classmethod
-    def load(cls, meta: dict[str, Any], tensors: dict[str, Tensor], like: Statistics) -> Pending:
-        """Undo :meth:`save`; ``like``: sums of the same shape. ValueError, KeyError or TypeError when it does not fit."""
-        out = cls()
+    def load(cls, meta: dict[str, Any], tensors: dict[str, Tensor], held: Statistics, held_rows: HeldRows) -> Pending:
+        """Undo :meth:`save`, for a head's sums and rows. ValueError, KeyError or TypeError when it does not fit."""
+        out = cls(held, held_rows)
         out.tracking, out.epoch = Tracking(meta["tracking"]), int(meta["epoch"])
         out.id = None if meta["id"] is None else str(meta["id"])
         out.merged, out.carried = set(map(str, meta["merged"])), set(map(str, meta["carried"]))
         if out.tracking is Tracking.CHANGES:
-            out.statistics = like.zero()
+            out.statistics = held.zero()
             out.statistics.load(tensors)
+            if "rows" in tensors and held_rows.unchecked is None:
+                held_rows.changed = RowCounts.from_array(tensors["rows"].cpu().numpy())
         return out
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling, as :meth:`save`."""
         meta, tensors = self.save()
-        return {"meta": meta, "tensors": tensors, "like": None if self.statistics is None else self.statistics.zero()}
+        return {"meta": meta, "tensors": tensors, "held": self.held, "held_rows": self.held_rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`__getstate__` returned."""
-        self.__dict__.update(vars(Pending.load(state["meta"], state["tensors"], state["like"])))
+        self.__dict__.update(vars(Pending.load(**state)))
 
     def __deepcopy__(self, memo: Any) -> Pending:
         """Copy within the process: what was agreed on stays known, whatever was removed since."""
-        return self.copy()
+        self.named()  # the copy has the same id
+        return self.to(copy.deepcopy(self.held, memo), copy.deepcopy(self.held_rows, memo))
+
+
+def _digest(sums: Statistics) -> str:
+    sums.canonicalize()
+    return "" if sums.empty else sums.digest()
 
 
 def add_weights(weights: dict[bytes, int], batch: SampleBatch, sign: int) -> None:

@@ -19,12 +19,8 @@ from torchlssvm.functional.system import Factor
 from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_lower
 
 
-class NotPositiveDefinite(Exception):
-    """The pending removals cannot be of rows that were held: without them the system would not be positive definite."""
-
-
 class TooInaccurate(Exception):
-    """The pending removals are valid but take away most of the system: Theorem 1 would lose digits."""
+    """The pending removals take away most of the system: Theorem 1 would lose digits."""
 
 
 class Solution:
@@ -170,7 +166,7 @@ class Solution:
     # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 
     def take_in(self) -> None:
-        """Apply all pending rows in one update. If they are impossible or would lose digits, raise and change nothing."""
+        """Apply all pending rows in one update; TooInaccurate, with nothing changed, if that would lose digits."""
         if not self.pending:
             return
         parts = sorted(self._pending, key=lambda part: -part[3])  # additions first
@@ -190,9 +186,7 @@ class Solution:
             G += 1.0 / n
         change = theorem1.factor_change(G, d, adds)
         (info,), (pivot,) = checks.to_host(change.info, change.pivot)
-        if info != 0:
-            raise NotPositiveDefinite
-        if pivot < self.least_pivot:
+        if info != 0 or pivot < self.least_pivot:
             raise TooInaccurate
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)

@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import cost
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import discriminant_weights, resolve_rule
-from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
+from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
@@ -109,7 +108,8 @@ class SharedSolver:
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
         centred = self.options.intercept == "free"
-        return Solution(D, self.stats.num_classes, centred, self.stats.device, cost.LEAST_REMOVAL_PIVOT)
+        # 1e-2: where a removal by Theorem 1 would leave less of the system, two digits would be lost
+        return Solution(D, self.stats.num_classes, centred, self.stats.device, least_pivot=1e-2)
 
     def reset(self) -> None:
         """Forget the cache: the next read solves from statistics."""
@@ -167,36 +167,29 @@ class SharedSolver:
             dy = dy * old.mult[:, None]
         self.solution.shift_targets(self._scaled(old, rows), dy)
 
-    def solve(self, doubtful: bool) -> None:
+    def solve(self) -> None:
         """Solve from statistics, and forget what was pending."""
         weights = self.options.class_weight
         if isinstance(weights, str):
             weights = normal.class_weights(weights, self.stats.counts)
-        standard = standardization(self.stats, doubtful) if self.stats.scale else None
+        standard = standardization(self.stats) if self.stats.scale else None
         units = normal.Units.of(self.stats.choices, self.options.rho)
         with threads_for(self.solution.D**3 / 3):
-            base = normal.solve(
-                self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
-                standard=standard,
-            )  # fmt: skip
+            base = normal.solve(self.stats, units, self.options.intercept, weights, work=self._work, standard=standard)
         self.standard, self._work = standard, base.factor.L
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
 
-    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
-        """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals are impossible."""
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """w (J, K) and b (K,), up to date."""
         if self.stale:
-            self.solve(doubtful)
+            self.solve()
         try:
             if self.solution.pending:
                 with threads_for(4.0 * self.solution.pending * self.solution.D**2):
                     self.solution.take_in()
         except TooInaccurate:
-            self.solve(doubtful)
-        except NotPositiveDefinite:  # all removed rows were held, so this is a rounding error
-            if doubtful:
-                raise
-            self.solve(doubtful)
+            self.solve()
         w, b = real_weights(self.solution, self.options, self.stats.in_features, self.standard)
         if self.stats.empty or resolve_rule(self.options.rule, self.stats) != "lda":
             return w, b
@@ -207,7 +200,7 @@ class SharedSolver:
         """P (D, D), up to date."""
         self.weights()
         if not self.solution.updatable and not self.stats.empty:
-            self.solve(doubtful=False)
+            self.solve()
         with threads_for(self.solution.D**3):
             return self.solution.inverse()
 
@@ -283,7 +276,7 @@ class PairwiseSolver:
         self.options.rho = rho
         self.reset()
 
-    def _solve(self, pair: tuple[int, int], standard: Standardization | None, doubtful: bool) -> None:
+    def _solve(self, pair: tuple[int, int], standard: Standardization | None) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
         scale = normal.Units.of(self.stats.choices, self.options.rho)
@@ -295,20 +288,20 @@ class PairwiseSolver:
                 two = option[list(pair)] if isinstance(option, Tensor) else normal.class_weights(option, counts)
                 weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
                 weights[list(pair)] = two if two is not None else 1.0
-            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, doubtful, standard=standard)
+            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, standard=standard)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         w, b = real_weights(solution, self.options, J, standard)
         self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
 
-    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
+    def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, pairs) and b (pairs,)."""
         missing = [pair for pair in self.pairs if pair not in self._w]
         standard = None
         if self.stats.scale and missing and not self.stats.empty:
-            standard = standardization(self.stats, doubtful)
+            standard = standardization(self.stats)
         with threads_for(self.stats.in_features**3):
             for pair in missing:
-                self._solve(pair, standard, doubtful)
+                self._solve(pair, standard)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
     def inverse(self) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.system import Centre
-from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 
 
@@ -50,11 +49,8 @@ class Standardization(NamedTuple):
         return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
-def standardization(stats: Statistics, doubtful: bool = False) -> Standardization:
-    """Standardization of the samples held, for statistics whose ``scale`` asks for it.
-
-    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
-    """
+def standardization(stats: Statistics) -> Standardization:
+    """Standardization of the samples held, for statistics whose ``scale`` asks for it."""
     assert stats.accumulator is not None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
@@ -67,8 +63,6 @@ def standardization(stats: Statistics, doubtful: bool = False) -> Standardizatio
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
         floor = stats.diagonal().sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
-    if doubtful and bool((spread < -floor).any()):
-        raise NotPositiveDefinite
     resolution = stats.grid.resolution if stats.grid else 1.0
     deviation = torch.where(spread > floor, (spread / weight).clamp(min=0.0).sqrt(), 1.0 / resolution)
     return Standardization(Centre(c, rest.to(torch.float64), weight), deviation, resolution)

@@ -53,7 +53,7 @@ def write_report(
     rows = {i for part in shown_samples(found, count) for i in part} if source is None else set()
     shown = [(found.labels.ids or [])[i] for i in rows]
     values = dict(zip(shown, store.get(shown).x.double(), strict=True)) if shown else {}
-    names = class_names(classes or store.classes, found.scores_width)
+    names = class_names(classes or store.classes, found.labels.scores.shape[1])
     text = page(found, source, values, names, title or f"Report on {store.path.name}", now(), count)
     write_private(path, text.encode(), overwrite=True)  # it names people
     return found

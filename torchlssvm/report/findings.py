@@ -76,11 +76,6 @@ class Findings:
         return f"Findings({size}, {suspicious}, {counted(len(self.waiting), 'open task')})"
 
     @property
-    def scores_width(self) -> int:
-        """K, the number of classes."""
-        return int(self.labels.scores.shape[1])
-
-    @property
     def accuracy(self) -> float:
         """Accuracy of the leave-one-out scores."""
         return float((self.labels.proposed == self.labels.labels).double().mean())

@@ -29,16 +29,6 @@ from torchlssvm.statistics.batch import RowObserver
 PRODUCT_ROWS = 1024
 """Most rows that wait, and fewest in one product where it stays exact: enough for the speed of large products."""
 
-TAIL_CHANGE_ROWS = 256
-"""Rows of a change that may wait in the tail; a larger change fills a product of its own."""
-
-PRODUCT_NUMBERS = 2**17
-"""Most numbers (1 MB of float64) in a product of more than 1,024 rows, so that they stay in the cache."""
-
-
-FULL_SHARE = 1 / 32
-"""Share of nonzero entries above which dense products are faster than sparse ones (measured: 0.03)."""
-
 SHARED_RUNS = 4
 """Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
 
@@ -139,7 +129,6 @@ class Accumulator:
             require_exact_products(device)
         self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
         self.sums: dict[int, Tensor] = {}
-        self._diag: Tensor | None = None  # a cache
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
@@ -153,32 +142,17 @@ class Accumulator:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def append(self, changes: list[SignedRows], check: Callable[[Tensor], None] | None) -> list[Tensor] | None:
-        """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows.
-
-        ``check``: called with the resulting diagonals; raises if they are impossible.
-        """
+    def append(self, changes: list[SignedRows]) -> list[Tensor] | None:
+        """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows."""
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
-        if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
+        # 256 rows: a larger change fills a product of its own
+        if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
-        views, diag = self.stage(changes, check is not None)
-        if check is not None and diag is not None:
-            check(diag)
-        self.commit(changes)
-        return views
-
-    def stage(self, changes: list[SignedRows], diagonal: bool = False) -> tuple[list[Tensor], Tensor | None]:
-        """Write rows behind the tail without taking them in. Returns their features (views).
-
-        With ``diagonal``, also returns the resulting diagonals; otherwise None.
-        """
-        diag = self.diag if diagonal else None
-        buffer = self._room()
-        start, views = self._length, []
+        buffer, views = self._room(), []
         for change in changes:
-            stop = start + change.x.shape[0]
+            start, stop = self._length, self._length + change.x.shape[0]
             q = buffer[start:stop, : self.J]
             self.quantize(change.x, q, None)
             if change.observer is not None:
@@ -189,26 +163,17 @@ class Accumulator:
                 self._codes[start:stop] = change.codes
                 if change.host_codes is not None:
                     self._host_codes[start:stop] = change.host_codes
-            if diag is not None:
-                squares = (q * q).mul_(self._scale[start:stop, None]).to(self.dtype)
-                diag = diag + squares.sum(0) if change.codes is None else diag.index_add(0, change.codes, squares)
-            views.append(q)
-            start = stop
-        return views, diag
-
-    def commit(self, changes: list[SignedRows]) -> None:
-        """Take in what was staged."""
-        for change in changes:
             sign = float(change.sign) if change.mult is None else None
-            self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
-            self._length += change.x.shape[0]
+            self._uniform = sign if start == 0 or self._uniform == sign else None
+            self._length = stop
             self._tail_bound += change.gross
-        self._diag, self.incomplete = None, True
+            views.append(q)
+        self.incomplete = True
+        return views
 
     def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
-        self._diag = None
         if change.x.is_sparse:
             self._push_sparse(change)
             return
@@ -224,7 +189,7 @@ class Accumulator:
 
     def _push_sparse(self, change: SignedRows) -> None:
         """Sum sparse rows directly into the canonical sums; rows with many entries become dense, a block at a time."""
-        if change.x.values().numel() > FULL_SHARE * change.x.numel():
+        if change.x.values().numel() > change.x.numel() / 32:  # dense products are faster (measured: from 0.03)
             for some, part in sparse_rows.dense_parts(change.x, PRODUCT_ROWS):
                 self.push(change.part(some, part))
             return
@@ -264,7 +229,7 @@ class Accumulator:
         return list(zip(present, parts, places, strict=True))
 
     def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
-        chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
+        chunk = max(PRODUCT_ROWS, 2**17 // (self.J + self.R))  # 1 MB of float64 stays in the cache
         runs = split_runs(bounds, chunk)
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
             share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs, self.device)
@@ -429,27 +394,13 @@ class Accumulator:
 
     @property
     def diag(self) -> Tensor:
-        """The diagonal of each group's M (groups, J). Do not write to it."""
-        if self._diag is None:
-            self.flush()
-            self._diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
-        return self._diag
-
-    def forget_diagonal(self) -> None:
-        """Drop the cached diagonals after the sums have changed; the next read computes them again."""
-        self._diag = None
-
-    def _diagonal(self, group: int) -> Tensor:
-        diag = torch.zeros(self.J, dtype=self.dtype, device=self.device)
-        if group in self.sums:
-            diag = diag + gram.diagonal(self.sums[group], self.J)
-        if self._acc is not None and self._acc_group == group:
-            diag = diag + gram.diagonal(self._acc, self.J, product=True).to(self.dtype)
-        return diag
+        """The diagonal of each group's M (groups, J). Needs sums that are complete."""
+        none = torch.zeros(self.J, dtype=self.dtype, device=self.device)
+        known = {group: gram.diagonal(sums, self.J) for group, sums in self.sums.items()}
+        return torch.stack([known.get(group, none) for group in range(self.groups)])
 
     def replace_sums(self, sums: dict[int, Tensor]) -> None:
         """Take other packed sums (their tensors, not copies) instead of those held."""
         self.complete()
         self.sums = sums
-        self._diag = None
         self.touched.update(range(self.groups))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
@@ -23,6 +25,12 @@ from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
+
+LEAST_STEPS = 4
+"""Deviation, in steps of the grid, from which a standardized column is accurate: rounding adds 0.5 % to its variance."""
+
+LEAST_STEPS_OF_ALL = 64
+"""The same for the column that varies most: other columns have a fraction of its deviation."""
 
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
@@ -121,59 +129,92 @@ class HostFacts(NamedTuple):
                 )
 
 
-def check_batch(
-    x: Any, y: Any, weight: Any, ids: Any, *, J: int, K: int, folds: int, device: torch.device, exact: bool,
-    choices: GridChoices, wanted: GridChoices, normalize: str | None = None, sparse: bool = False,
-) -> SampleBatch:  # fmt: skip
-    """Check a batch for every kind of bad input and choose the grids still open. An error changes nothing.
+@dataclass(frozen=True)
+class BatchRules:
+    """What a machine takes: J features and K classes or targets on a device, with ids if there are ``folds``.
 
     ``choices``: made already; ``wanted``: what the user asked for. If ``exact``, a grid of None in ``wanted`` is chosen from
     the data; otherwise samples are summed as float64. ``normalize``: how rows are normalized before the grid.
+    ``standardized``: the machine divides columns by their deviation.
+    """
+
+    J: int
+    K: int
+    device: torch.device
+    exact: bool
+    choices: GridChoices = GridChoices()
+    wanted: GridChoices = GridChoices()
+    folds: int = 0
+    normalize: str | None = None
+    standardized: bool = False
+
+
+def check_batch(
+    rules: BatchRules, x: Any, y: Any, weight: Any = None, ids: Any = None, sparse: bool = False
+) -> SampleBatch:
+    """Check a batch for every kind of bad input and choose the grids still open. An error changes nothing.
+
     ``sparse``: many sparse rows stay sparse.
     """
-    x = given = checks.features(x, J, device, sparse)
-    if normalize is not None:
-        x = normalized(with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64), normalize)
-    y, kind = checks.targets(y, x, K)
+    x = given = checks.features(x, rules.J, rules.device, sparse)
+    if rules.normalize is not None:
+        x = with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64)
+        x = normalized(x, rules.normalize)
+    y, kind = checks.targets(y, x, rules.K)
     mult = checks.weights(weight, x)
-    if choices.kind is not None and kind != choices.kind and x.shape[0]:
-        raise ValueError(
-            f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
-        )
-    ids = _ids(ids, folds, x.shape[0])
-    if x.shape[0] == 0:
-        return SampleBatch(x, y if kind == "labels" else None, None, None, None, np.zeros(0), 0.0, 0.0, choices)
-    whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
+    held = rules.choices.kind
+    if held is not None and kind != held and x.shape[0]:
+        raise ValueError(f"this machine holds {held}, got {kind}: labels (B,) and float targets (B, K) do not mix")
+    ids = _ids(ids, rules.folds, x.shape[0])
+    if not x.shape[0]:
+        return _no_samples(x, y, kind, rules)
+    whole = rules.exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
     facts = HostFacts.read(x, y, kind, mult, whole)
-    facts.check(given, y, mult, K, exact)
+    facts.check(given, y, mult, rules.K, rules.exact)
     if mult is not None and facts.weight is not None and not facts.weight.all():  # drop samples of weight zero
         keep = mult != 0
         ids = None if ids is None else list(itertools.compress(ids, keep.tolist()))
         x, y, mult = pick_rows(x, keep), y[keep], mult[keep]
-        if not len(x):
-            return SampleBatch(x, y if kind == "labels" else None, None, None, None, np.zeros(0), 0.0, 0.0, choices)
+        if not x.shape[0]:
+            return _no_samples(x, y, kind, rules)
         facts = HostFacts.read(x, y, kind, mult, whole=False)
-    choices = _decide(facts, kind, exact, choices, wanted)
-    host_folds = None if ids is None or not folds else np.array(fold_of(ids, folds), dtype=np.int64)
-    labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
+    choices = _decide(facts, kind, rules)
+    if rules.choices.kind is None and rules.wanted.grid is None and choices.grid is not None:
+        _warn_if_coarse(x, choices.grid, rules.standardized)
+    return _build(x, y, mult, ids, facts, choices, rules)
+
+
+def _no_samples(x: Tensor, y: Tensor, kind: str, rules: BatchRules) -> SampleBatch:
+    labels = y if kind == "labels" else None
+    return SampleBatch(x, labels, None, None, None, np.zeros(0), 0.0, 0.0, rules.choices)
+
+
+def _build(
+    x: Tensor, y: Tensor, mult: Tensor | None, ids: list[Any] | None, facts: HostFacts, choices: GridChoices,
+    rules: BatchRules,
+) -> SampleBatch:  # fmt: skip
+    """Put checked samples on the target's grid and bound their sums."""
+    folds = None if ids is None or not rules.folds else np.array(fold_of(ids, rules.folds), dtype=np.int64)
+    labels, targets = (y, None) if choices.kind == "labels" else (None, y.to(torch.float64))
     if choices.target_grid is not None:
         targets = choices.target_grid.quantize(y)
     size = float(x.shape[0]) if facts.weight is None else float(facts.weight.sum())
-    bounds = _bounds(x, facts, size, choices) if exact else np.ones(x.shape[0])
+    bounds = _bounds(x, facts, size, choices) if rules.exact else np.ones(x.shape[0])
     largest = max([1.0, *(float(t.max()) for t in (facts.largest_x, facts.largest_y) if t is not None)])
     batch = SampleBatch(
-        x, labels, targets, mult, None if host_folds is None else torch.from_numpy(host_folds).to(device), bounds, size,
-        float(bounds.sum()) if exact else largest**2 * size, choices, ids,
-        host_labels=facts.labels, host_folds=host_folds,
+        x, labels, targets, mult, None if folds is None else torch.from_numpy(folds).to(x.device), bounds, size,
+        float(bounds.sum()) if rules.exact else largest**2 * size, choices, ids,
+        host_labels=facts.labels, host_folds=folds,
     )  # fmt: skip
-    return _split_heavy(batch) if exact else batch
+    return _split_heavy(batch) if rules.exact else batch
 
 
-def _decide(facts: HostFacts, kind: str, exact: bool, choices: GridChoices, wanted: GridChoices) -> GridChoices:
+def _decide(facts: HostFacts, kind: str, rules: BatchRules) -> GridChoices:
     """Choose the grids that are open, and check that the batch is within those in use."""
     x = float(facts.largest_x.max())
     y = None if facts.largest_y is None else float(facts.largest_y.max())
-    if choices.kind is None and exact:
+    choices, wanted = rules.choices, rules.wanted
+    if choices.kind is None and rules.exact:
         choices = GridChoices(
             kind, wanted.grid or FixedPoint.auto(x), None if y is None else wanted.target_grid or FixedPoint.auto(y)
         )
@@ -187,6 +228,28 @@ def _decide(facts: HostFacts, kind: str, exact: bool, choices: GridChoices, want
                 f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}"
             )
     return choices
+
+
+def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
+    """Warn if a grid that was chosen by the largest value is too coarse for how much columns vary. x: (B, J).
+
+    If columns are ``standardized``, each of them counts. Otherwise columns with a small deviation have little weight, and the
+    one that varies most decides.
+    """
+    if x.is_sparse or len(x) < 2 or checks.is_fake(x):
+        return
+    deviation = x.to(torch.float64).std(0) / grid.resolution
+    worst = torch.where(deviation > 0, deviation, torch.inf).amin() if standardized else deviation.amax()
+    steps = float(worst)
+    if 0 < steps < (LEAST_STEPS if standardized else LEAST_STEPS_OF_ALL):
+        what = "a feature that varies" if standardized else "the feature that varies most"
+        warnings.warn(
+            f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
+            f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
+            "feature or rescale the features first, or use grid=None.",
+            NumericalWarning,
+            stacklevel=2,
+        )
 
 
 def _bounds(x: Tensor, facts: HostFacts, size: float, choices: GridChoices) -> NDArray[np.float64]:

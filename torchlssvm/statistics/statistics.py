@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from torchlssvm.canonical_json import canonical
-from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, TorchLSSVMError
+from torchlssvm.errors import GridError, InterruptedUpdateError, TorchLSSVMError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.definite import is_semidefinite
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
-from torchlssvm.functional.memory import CHECKED_BYTES, require_memory
+from torchlssvm.functional.memory import require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Format of the bytes that a digest covers; it changes when those bytes do."""
@@ -54,10 +55,10 @@ class Evidence(Enum):
     """No check needed: their rows were recognised, or a store has them."""
 
     SUMS = auto()
-    """By the sums: no count and no sum of squares may fall below zero."""
+    """By the sums: no count may fall below zero, and samples must exist that have such sums."""
 
     COUNTS = auto()
-    """By counts alone: the samples only approximate those held."""
+    """By counts, and roughly by the sums: the samples only approximate those held."""
 
 
 class Integrity:
@@ -368,17 +369,10 @@ class Statistics:
         ``bound``: on every sum; None takes it from the sums.
         """
         out = self.zero()
-        out.set_sums(choices, sums, moments, bound, weight)
+        out._decide(choices).replace_sums(sums)
+        out.moments, out._weight = moments, weight
+        out.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
         return out
-
-    def set_sums(
-        self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
-    ) -> None:
-        """Replace what is held, as in :meth:`with_sums`."""
-        self._reset()
-        self._decide(choices).replace_sums(sums)
-        self.moments, self._weight = moments, weight
-        self.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
 
     def _empty_like(self, in_features: int, folds: int, normalize: str | None, scale: str | None) -> Statistics:
         return Statistics(
@@ -436,11 +430,11 @@ class Statistics:
         ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
-        batch = check_batch(
-            x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
-            exact=self.exact, choices=choices, wanted=self.requested, normalize=None if gridded else self.normalize,
-            sparse=sparse,
+        rules = BatchRules(
+            self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
+            None if gridded else self.normalize, self.scale is not None,
         )  # fmt: skip
+        batch = check_batch(rules, x, y, weight, ids, sparse)
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
@@ -458,11 +452,11 @@ class Statistics:
         return self
 
     def change(self, changes: list[tuple[SampleBatch, int]], evidence: Evidence = Evidence.NONE) -> list[Tensor] | None:
-        """Apply checked batches with their signs; ``evidence``: how to check that removed samples are held.
+        """Apply checked batches with their signs; RemovalError if ``evidence`` asks for counts, and one falls below zero.
 
-        RemovalError if that check fails. A few rows are tested before the sums change. Many rows are tested afterwards, on the
-        sums themselves, and the caller must restore a copy. An interrupted change leaves the statistics unusable. Returns the
-        rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
+        Where it asks for a test of the sums, the caller makes it afterwards (:meth:`check_possible`). An interrupted change
+        leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch that lives until the next
+        change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
@@ -481,25 +475,16 @@ class Statistics:
         removed = sum(b.gross for b, s in changes if s < 0) if held else 0.0
         self._reserve(gross - removed, removed)
         moments = self._moments_after(changes, first.choices)
-        fresh = self.accumulator is None
         if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
             self.check_counts(moments)
         rows = [self._rows(b, s) for b, s in changes]
         self._require_memory(rows, first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
-            check = self.check_diagonal if removes and evidence is Evidence.SUMS else None
-            try:
-                views = sums.append(rows, check)
-                if views is None:
-                    for r in rows:
-                        sums.push(r)
-                    if check is not None:
-                        check(sums.diag)
-            except RemovalError:
-                if fresh:
-                    self._reset()
-                raise
+            views = sums.append(rows)
+            if views is None:
+                for r in rows:
+                    sums.push(r)
             self.moments = moments
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
@@ -512,10 +497,24 @@ class Statistics:
             which = f" of class {counts.index(min(counts)) % self.num_classes}" if moments.ndim == 2 else ""
             raise checks.removal_error(f"the count{which} would fall to {min(counts):g}")
 
-    def check_diagonal(self, diag: Tensor) -> None:
-        """RemovalError if a sum of squares would fall below zero. diag: (groups, J)."""
-        if checks.to_host(diag.amin())[0][0] < -self._slack():
+    def check_possible(self, groups: Iterable[int] | None = None, ridge: float = 0.0) -> None:
+        """RemovalError if the sums, in total or of some groups, cannot be those of samples: they are not semidefinite.
+
+        ``ridge``: added to the sums of squares. Needs canonical sums that are not empty.
+        """
+        if self.drained:
+            raise checks.removal_error("no sample would be left, but the sums would not be zero")
+        if not self.exact:
+            ridge = max(ridge, RELATIVE_ROUNDING * self.bound)
+        if checks.to_host(self.diagonal().amin())[0][0] < -ridge:
             raise checks.removal_error("a sum of squares would fall below zero")
+        if groups is None and not is_semidefinite(*self.sums()[1:], ridge):
+            raise checks.removal_error("the sums would not be positive semidefinite")
+        for group in sorted(groups or ()):
+            assert self.accumulator is not None
+            if not is_semidefinite(self.accumulator.total(group), *self.group_mean_terms(group), ridge):
+                which = f" of class {group % self.num_classes}" if self.per_class else ""
+                raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
         """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
@@ -527,13 +526,12 @@ class Statistics:
         if not new:
             return
         square = self.in_features**2 if self.accumulator is None else 0
-        needed = 8 * (self.packed_length(kind) * len(new) + square)
-        if needed >= CHECKED_BYTES:
-            groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
-            require_memory(
-                needed, self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
-                "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
-            )  # fmt: skip
+        groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
+        require_memory(
+            8 * (self.packed_length(kind) * len(new) + square), self.device,
+            f"{groups} of {self.in_features} features, to be kept and solved,",
+            "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
+        )  # fmt: skip
 
     def _moments_after(self, changes: list[tuple[SampleBatch, int]], choices: GridChoices) -> Tensor:
         F, K = max(1, self.folds), self.num_classes
@@ -660,32 +658,30 @@ class Statistics:
                 raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
 
     def merge(self, other: Statistics, sign: int = 1, evidence: Evidence = Evidence.NONE) -> None:
-        """self += sign * other; RemovalError, with nothing changed, if ``evidence`` rules out a removal."""
+        """self += sign * other; ``evidence`` as for :meth:`change`."""
         self.compatible(other)
         self.check_whole()
         other.check_whole()
         if other.accumulator is None:
             return
-        removes = sign < 0 and evidence is not Evidence.NONE
-        if removes and self.accumulator is None:
+        held = evidence is not Evidence.NONE
+        if held and sign < 0 and self.accumulator is None:
             raise checks.removal_error("the machine is empty")
         added = other.group_sums()
-        self._reserve(*((0.0, other.bound) if removes else (other.bound, 0.0)))
+        self._reserve(*((0.0, other.bound) if held and sign < 0 else (other.bound, 0.0)))
         self.group_sums()  # sum the waiting rows first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
-        if removes:
+        if held:
             self.check_counts(moments)
-            self.check_diagonal(self.diagonal() - other.diagonal())
         with self.integrity:
-            mine = self._decide(other.choices)
+            total = self._decide(other.choices)
             for group, theirs in added.items():
-                if group in mine.sums:
-                    mine.sums[group].add_(theirs, alpha=sign)
+                if group in total.sums:
+                    total.sums[group].add_(theirs, alpha=sign)
                 else:
-                    mine.sums[group] = sign * theirs
-                mine.touched.add(group)
-            mine.forget_diagonal()
+                    total.sums[group] = sign * theirs
+                total.touched.add(group)
             self.moments = moments
             self.bound += other.bound
             self._weight += sign * other.n
@@ -811,7 +807,8 @@ class Statistics:
         for group in range(sums.groups):
             if group not in self.group_hashes:
                 inner = hashlib.sha256()
-                gram.hash_lower(inner.update, sums.total(group), self.in_features, sums.R)
+                for part in gram.lower_bytes(sums.total(group), self.in_features, sums.R):
+                    inner.update(part)
                 inner.update(self._group_moments(group).cpu().numpy().astype("<i8", copy=False).tobytes())
                 self.group_hashes[group] = inner.digest()
         hashes = b"".join(self.group_hashes[group] for group in range(sums.groups))
@@ -858,32 +855,27 @@ class Statistics:
     def _loaded(self, state: dict[str, Tensor], meta: dict[str, Any]) -> Statistics:
         """Make statistics of this shape from a saved state and its description."""
         mine = self.header() | {"exact": self.exact}
-        for name in ("format", "features", "classes", "folds", "per_class", "exact"):
-            if meta[name] != mine[name]:
-                raise ValueError(f"{name} is {meta[name]!r} in the saved statistics and {mine[name]!r} here")
-        for name in ROW_OPTIONS:
-            if meta.get(name) != getattr(self, name):
-                raise ValueError(
-                    f"{name} is {meta.get(name)!r} in the saved statistics and {getattr(self, name)!r} here"
-                )
-        out = self.zero()
-        if meta["kind"] != "empty":
-            choices = GridChoices(meta["kind"], grid_from_fields(meta), grid_from_fields(meta, "target_"))
-            wanted = self.requested.grid
-            if wanted is not None and choices.grid != wanted:
-                raise ValueError(f"the grid is {choices.grid} in the saved statistics and {wanted} here")
-            number, _, shape = self._layout(choices.kind)
-            size, dtype, groups = self.packed_length(choices.kind), self.moments.dtype, meta["groups"]
-            saved = state["sums"] if groups else torch.zeros(0, size, dtype=dtype)
-            for name, tensor, right in (("sums", saved, (len(groups), size)), ("counts", state["counts"], shape)):
-                if tuple(tensor.shape) != right or tensor.dtype != dtype:
-                    raise ValueError(f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, not {right}")
-            sums = {int(g): v.to(self.device, copy=True) for g, v in zip(groups, saved, strict=True)}
-            if any(not 0 <= g < number for g in sums):
-                raise ValueError(f"unknown groups {groups}")
-            moments = state["counts"].to(self.device, copy=True)
-            out.set_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
-        return out
+        for name in ("format", "features", "classes", "folds", "per_class", "exact", *ROW_OPTIONS):
+            saved, own = (fields.get(name) if name in ROW_OPTIONS else fields[name] for fields in (meta, mine))
+            if saved != own:
+                raise ValueError(f"{name} is {saved!r} in the saved statistics and {own!r} here")
+        if meta["kind"] == "empty":
+            return self.zero()
+        choices = GridChoices(meta["kind"], grid_from_fields(meta), grid_from_fields(meta, "target_"))
+        wanted = self.requested.grid
+        if wanted is not None and choices.grid != wanted:
+            raise ValueError(f"the grid is {choices.grid} in the saved statistics and {wanted} here")
+        number, _, shape = self._layout(choices.kind)
+        size, dtype, groups = self.packed_length(choices.kind), self.moments.dtype, meta["groups"]
+        saved = state["sums"] if groups else torch.zeros(0, size, dtype=dtype)
+        for name, tensor, right in (("sums", saved, (len(groups), size)), ("counts", state["counts"], shape)):
+            if tuple(tensor.shape) != right or tensor.dtype != dtype:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, not {right}")
+        sums = {int(g): v.to(self.device, copy=True) for g, v in zip(groups, saved, strict=True)}
+        if any(not 0 <= g < number for g in sums):
+            raise ValueError(f"unknown groups {groups}")
+        moments = state["counts"].to(self.device, copy=True)
+        return self.with_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
 
     def to(self, device: torch.device | str) -> Statistics:
         """Return these statistics on another device (itself when it is there already)."""

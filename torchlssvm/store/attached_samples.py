@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove, as_list
 from torchlssvm.features.description import describe_network
+from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.store.database import NETWORK_NOTE
 from torchlssvm.store.erasure.requests import name_list
@@ -43,11 +44,23 @@ class AttachedSamples:
             self.store.keeps_calibration = True
         else:
             raise ValueError(f"store must be a folder or a SampleStore, got {type(store).__name__}")
+        self._misfits: tuple[Any, Tensor] | None = None
 
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
         if not self.store.closed:
             _ = self.store.head
+
+    def left_out_misfits(self, groups: Any) -> Tensor:
+        """Misfits (n,) of the samples' own labels by leave-one-out, as the store is now; kept until the store changes."""
+        with self.store.view():
+            now = (self.store.position, dict(groups) if isinstance(groups, Mapping) else groups)
+            if self._misfits is None or self._misfits[0] != now:
+                _, scores, labels = self.store.leave_one_out(groups=groups)
+                if labels.ndim != 1:
+                    raise ValueError("prediction sets need labels: this head holds float targets")
+                self._misfits = (now, misfit(scores).gather(1, labels[:, None])[:, 0])
+            return self._misfits[1]
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, more: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.

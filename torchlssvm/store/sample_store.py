@@ -584,7 +584,7 @@ class SampleStore:
                 if self._db.get("state")["position"] != self.live.position:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
                 self.live.stale = True  # until the calibration is kept
-                calibrate_on(head, scores, labels, method)
+                calibrate_on(head, scores, labels, method, grouped=groups is not None)
                 self._db.put_or_delete(CALIBRATE_RECORD, {"method": method, "groups": groups} if keep else None)
                 options = self.live.save_options()
             self.live.options, self.live.stale = options, False
@@ -600,7 +600,7 @@ class SampleStore:
             return
         try:
             _, scores, labels = self._left_out(head, "votes", kept["groups"])
-            calibrate_on(head, scores, labels, kept["method"])
+            calibrate_on(head, scores, labels, kept["method"], grouped=kept["groups"] is not None)
         except (RuntimeError, ValueError, TorchLSSVMError) as error:
             log.warning("%s: the calibration could not be made again: %s", self.path, error)
 

@@ -28,6 +28,9 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.discriminant_rule import within_class
 
+DISCRIMINANT_LOSS = 1e-4
+"""Error bound, relative, from which leave-one-out scores of the discriminant come with a warning; errors are far below it."""
+
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
 
@@ -61,15 +64,28 @@ def _discriminant_scores(problem: Problem, change: SampleChange) -> Tensor:
     """Scores (B, K) of the discriminant, each row without its sample or group, at the rho in use."""
     view, labels = problem.view, change.y
     out = torch.zeros(len(change), view.num_classes, dtype=torch.float64, device=view.device)
+    leverage = torch.zeros(len(change), dtype=torch.float64, device=view.device)
+    condition = torch.zeros((), dtype=torch.float64, device=view.device)
     for weights, batches in problem.blocks(change, torch.arange(change.count, device=view.device)):
         system, mean = within_class(view.statistics, view.units, weights, view.standard)
+        condition = torch.maximum(condition, 1.0 + system.trace / system.rho)
         t = problem.sample_weights(labels, weights, change.weight)
         for _, rows in batches:
             single = change.members is None
             leave_out = leave_each_out if single else leave_group_out
             for part in rows[:, 0].split(WHITENED_ROWS) if single else rows:
                 x = real_rows(view, change.x[part]) - mean
-                out[part] = leave_out(system, x, labels[part], t[part])
+                out[part], leverage[part] = leave_out(system, x, labels[part], t[part])
+    lost = (
+        float(condition / (1.0 - leverage.max()).clamp(min=1e-30)) * torch.finfo(torch.float64).eps if len(out) else 0.0
+    )
+    if lost > DISCRIMINANT_LOSS:
+        warnings.warn(
+            f"rho = {view.options.rho:g} is small for these features: the relative error of leave-one-out scores may be "
+            f"{lost:.1e}. Use a larger rho.",
+            NumericalWarning,
+            stacklevel=2,
+        )
     return out
 
 

@@ -73,7 +73,7 @@ def mean_eigenvalue(head: MarginHead) -> float:
     assert stats.grid is not None
     V, counts = stats.class_sums()
     m, n = V.sum(0).to(torch.float64), float(counts.sum())
-    spread = float((stats.accumulator.diag.sum(0).to(torch.float64) - m.square() / n).sum()) * stats.grid.resolution**2
+    spread = float((stats.diagonal().sum(0).to(torch.float64) - m.square() / n).sum()) * stats.grid.resolution**2
     return max(spread / stats.in_features, 1e-12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,10 @@ def rho_path(
         for part in (p for p in parts if p.total > 0):  # one decomposition at a time: there may be thousands of pairs
             own = main or part.spectrum(part.class_weights())
             found, dof = own.gcv(values)
-            errors += own.n * found
-            total += own.n
-        errors, dof = errors / total, None if main is None else dof
+            if main is not None or bool(found.isfinite().any()):  # else a pair too small to tell
+                errors += own.n * found
+                total += own.n
+        errors, dof = errors / total if total else errors + torch.inf, None if main is None else dof
     elif method == "loo":
         assert samples is not None
         errors = leave_one_out_errors(parts, samples, values, main, score)
@@ -93,11 +95,18 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
         samples.check_rest(view.n)
 
 
+def decided(path: RhoPath) -> RhoPath:
+    """The path; ValueError if it decides nothing."""
+    if math.isnan(path.rho):
+        raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
+    return path
+
+
 def best_of(values: Tensor, errors: Tensor) -> float:
-    """The value with the least error; of equal ones the largest."""
+    """The value with the least error; of equal ones the largest; NaN if no error is finite."""
     finite = errors.isfinite()
     if not bool(finite.any()):
-        raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
+        return math.nan
     least = errors[finite].amin()
     return float(values[finite][errors[finite] == least].amax())
 

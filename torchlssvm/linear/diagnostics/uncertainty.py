@@ -39,12 +39,16 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
     return replace(made, grouped=groups is not None)
 
 
-def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None) -> None:
-    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches."""
+def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None, *, grouped: bool = False) -> None:
+    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches.
+
+    ``grouped``: they are leave-group-out scores.
+    """
     with head._lock:
         scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
         labels = check_labels(head, y, len(scores), "y")
-        head._choices.record_calibration(fit(scores, labels, torch.ones_like(scores[:, 0]), method))
+        made = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
+        head._choices.record_calibration(replace(made, grouped=grouped))
 
 
 def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:

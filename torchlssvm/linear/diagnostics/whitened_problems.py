@@ -21,7 +21,7 @@ from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, scaled_rows
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import GridChoices, check_batch
+from torchlssvm.statistics.batch import BatchRules, GridChoices, check_batch
 
 if TYPE_CHECKING:
     from torchlssvm.linear.linear_head import LinearHead
@@ -201,10 +201,10 @@ def check_groups(groups: Any, count: int, device: torch.device) -> list[Tensor] 
 def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None) -> SampleChange:
     """Samples as the head would take them in, to be left out; raises what ``add`` would."""
     stats = view.statistics
-    batch = check_batch(
-        x, y, None, None, J=view.in_features, K=view.num_classes, folds=0, device=view.device, exact=stats.exact,
-        choices=view.choices, wanted=view.choices, normalize=stats.normalize,
-    )  # fmt: skip
+    rules = BatchRules(
+        view.in_features, view.num_classes, view.device, stats.exact, view.choices, normalize=stats.normalize
+    )
+    batch = check_batch(rules, x, y)
     times = checks.weights(weight, batch.x)
     members = check_groups(groups, len(batch.x), view.device)
     heaviest = None

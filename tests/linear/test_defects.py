@@ -1,0 +1,145 @@
+"""Defects that attacks found in linear heads, each with the rule that it broke."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, NumericalWarning, RemovalError
+
+X = torch.randn(90, 20, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(90) % 3
+X[torch.arange(90), Y] += 2
+GUEST = torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
+
+HEADS: dict[str, Callable[..., Any]] = {
+    "least squares": lambda **o: LSSVMHead(20, 3, grid=64.0, **o),
+    "margin": lambda **o: MarginHead(20, 3, grid=64.0, **o),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_pickle_holds_no_weights_from_before_a_removal(kind: str) -> None:
+    head = HEADS[kind](rho=1.0).add(X, Y).add(GUEST, Y[:1])
+    old = head.state_dict()["w"].clone()
+    data = pickle.dumps(head.remove(GUEST, Y[:1]).refresh())
+    assert old[0, 0].numpy().tobytes() not in data
+    again = pickle.loads(data)
+    assert torch.equal(again.w, head.w)
+    assert not torch.equal(again.w, old)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("way", ["remove", "clear", "forget_class"])
+def test_an_emptied_head_keeps_no_rho(kind: str, way: str) -> None:
+    head = HEADS[kind](**({"per_class": True} if kind == "least squares" else {})).add(X, Y)
+    head.predict(X)
+    assert head.rho != 1.0
+    if way == "remove":
+        head.remove(X, Y)
+    elif way == "clear":
+        head.clear()
+    else:
+        for c in range(3):
+            head.forget_class(c)
+    assert head.config()["rho"] == 1.0
+    never = HEADS[kind]().add(X[:60], Y[:60])
+    head.add(X[:60], Y[:60])
+    assert head.rho == never.rho
+
+
+def test_active_sets_do_not_depend_on_the_history() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(300) % 3
+    x = torch.randn(300, 64, generator=generator)
+    x[:, :3] += 2 * torch.nn.functional.one_hot(y, 3)
+    fresh, head = (MarginHead(64, 3, grid=128.0, rho=300.0).add(x, y) for _ in range(2))
+    truth = fresh.active(x, y)
+    _ = head.w
+    for _ in range(60):
+        guest, label = torch.randn(1, 64, generator=generator), torch.randint(0, 3, (1,), generator=generator)
+        _ = head.add(guest, label).w
+        head.remove(guest, label)
+        assert torch.equal(head.active(x, y), truth)
+        assert torch.allclose(head.w, fresh.w, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [None, "std"])
+@pytest.mark.parametrize("make", [LSSVMHead, MarginHead])
+def test_an_automatic_grid_that_is_too_coarse_says_so(scale: str | None, make: Any) -> None:
+    x = X.double() + 1e8 if scale is None else torch.cat([X.double(), 1.7e9 + 1e6 * torch.randn(90, 1).double()], 1)
+    with pytest.warns(NumericalWarning, match="steps"):
+        make(x.shape[1], 3, scale=scale, rho=1.0).add(x, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(20, 3, scale=scale, rho=1.0).add(X, Y)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 0.5])])
+def test_leave_one_out_of_the_discriminant_is_that_of_a_retrained_head(weights: torch.Tensor | None) -> None:
+    y = torch.cat([torch.arange(3), torch.randint(0, 2, (37,), generator=torch.Generator().manual_seed(3))])
+    x = FixedPoint(32.0).snap(X[:40].double())
+    make = lambda: LSSVMHead(20, 3, rule="lda", rho=1.0, grid=32.0, class_weight=weights)  # noqa: E731
+    head = make().add(x, y)
+    scores = head.leave_one_out(x, y)
+    groups = torch.arange(40) // 4
+    grouped = head.leave_one_out(x, y, groups=groups)
+    for i in range(40):
+        if i == 2:
+            continue  # the only sample of its class
+        rest = torch.arange(40) != i
+        assert torch.allclose(scores[i], make().add(x[rest], y[rest])(x[i : i + 1])[0], rtol=0, atol=1e-8)
+        rest = groups != groups[i]
+        if i >= 4:
+            expected = make().add(x[rest], y[rest])(x[i : i + 1])[0]
+            assert torch.allclose(grouped[i], expected, rtol=0, atol=1e-8)
+
+
+def test_leave_one_out_of_the_discriminant_warns_of_a_small_rho() -> None:
+    x, y = torch.randn(30, 100, dtype=torch.float64), torch.arange(30) % 3
+    head = LSSVMHead(100, 3, rule="lda", rho=1e-8, grid=8.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        _ = head.add(x, y).w
+    with pytest.warns(NumericalWarning, match="leave-one-out"):
+        head.leave_one_out(x, y)
+
+
+QUESTIONS: dict[str, Callable[[LSSVMHead, Any, Any], Any]] = {
+    "leave_one_out": lambda head, x, y: head.leave_one_out(x, y),
+    "calibrate": lambda head, x, y: head.calibrate(x, y),
+    "influence": lambda head, x, y: head.influence(x, y, X[:2], Y[:2]),
+    "select_rho": lambda head, x, y: head.select_rho(None, "loo", x, y),
+}
+
+
+@pytest.mark.parametrize("rule", ["least_squares", "lda"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_questions_about_samples_that_are_not_held_are_refused(question: str, rule: str) -> None:
+    if rule == "lda" and question in ("influence", "select_rho"):
+        return
+    head = LSSVMHead(20, 3, rule=rule).add(X, Y)
+    before = head.digest()
+    for x, y in ((X + 0.01, Y), (X, (Y + 1) % 3), (torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))):
+        with pytest.raises(ValueError if question == "select_rho" else RemovalError):
+            QUESTIONS[question](head, x, y)
+    assert head.digest() == before
+    QUESTIONS[question](head, X, Y)
+
+
+def test_pairs_with_a_single_sample_leave_rho_to_the_others() -> None:
+    head = LSSVMHead(20, 4, multiclass="ovo")
+    y = Y[:31].clone()
+    y[Y[:31] == 2] = 0
+    y[0] = 2  # one sample of class 2, none of class 3
+    head.add(X[:31], y)
+    assert head.predict(X).shape == (90,)
+    assert np.isfinite(head.rho)
+    lonely = LSSVMHead(20, 4, multiclass="ovo").add(X[:2], torch.tensor([0, 1]))
+    assert lonely.predict(X[:1]).shape == (1,)
