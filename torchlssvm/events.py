@@ -73,6 +73,7 @@ def casefolded(text: str) -> str:
     """
     if text.isascii():
         return text.lower()
+    text = "".join(c for c in text if unicodedata.category(c) != "Cf")  # zero-width characters and the like
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 

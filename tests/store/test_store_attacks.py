@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support import store_file
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, verify
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
@@ -126,3 +126,65 @@ def test_others_cannot_read_a_store_in_a_folder_that_was_there(tmp_path: Path) -
     (tmp_path / "s").mkdir(mode=0o755)
     SampleStore(tmp_path / "s", head=new_head()).close()
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
+
+
+def test_weights_after_a_compaction_carry_nothing_of_the_erased(store: SampleStore, tmp_path: Path) -> None:
+    guest = torch.randn(1, J, generator=torch.Generator().manual_seed(9))
+    with SampleStore(tmp_path / "never", head=new_head()) as never:
+        never.apply(Add(IDS, X, Y))
+        store.head.refresh()
+        store.apply(Add(["guest"], guest, [0], "guest-7"))
+        _ = store.head.w, store.head.P
+        store.apply(Remove(subject="guest-7"))
+        store.compact()
+        never.compact()
+        assert torch.equal(store.head.state_dict()["w"], never.head.state_dict()["w"])
+
+
+@pytest.mark.parametrize("kind", [LSSVMHead, MarginHead])
+def test_a_rho_chosen_before_another_handle_erased_is_chosen_again(tmp_path: Path, kind: type) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    x = torch.randn(40, J, generator=generator) + y[:, None]
+    guest = 4 * torch.randn(1, J, generator=generator)
+    with SampleStore(tmp_path / "store", head=kind(J, 2, grid=FixedPoint(32.0))) as first:
+        first.apply(Add([f"s{i}" for i in range(40)], x, y))
+        first.apply(Add(["guest"], guest, [0], "guest-7"))
+        first.head.predict(x[:1])
+        with SampleStore(tmp_path / "store") as second:
+            second.apply(Remove(subject="guest-7"))
+        first.head.predict(x[:1])
+        first.compact()
+        never = kind(J, 2, grid=FixedPoint(32.0)).add(x, y)
+        never.predict(x[:1])
+        assert first.head.rho == never.rho
+        assert first.head.choices["rho"].rule
+
+
+def test_a_backup_older_than_the_suppression_list_needs_the_list(store: SampleStore, tmp_path: Path) -> None:
+    store.backup(tmp_path / "backup")
+    key, where = bytes(range(32)), tmp_path / "erased.list"
+    store.close()
+    with SampleStore(store.path, suppression_list=where, suppression_key=key) as opened:
+        request = opened.requests.open("u42")
+        opened.apply(Remove(subject="u42"), request=request.id)
+    with pytest.raises(StoreError, match="suppression_list"):
+        SampleStore.from_backup(tmp_path / "backup", tmp_path / "new", suppression_key=key)
+    path, again = SampleStore.from_backup(
+        tmp_path / "backup", tmp_path / "new", suppression_key=key, suppression_list=where
+    )
+    assert again is not None
+    with SampleStore(path, suppression_key=key) as restored:
+        assert not restored.find(subject="u42")
+
+
+def test_a_calibration_on_groups_is_verified_as_such(store: SampleStore) -> None:
+    store.calibrate(keep=True, groups="subject")
+    erased = store.apply(Remove(subject="u42"))
+    certificate = store.certificate(erased.event_id)
+    verify(certificate, head=store.head, store=store, allow_unsigned=True)
+
+
+def test_invisible_characters_do_not_hide_a_name(store: SampleStore) -> None:
+    with pytest.raises(ValueError, match="event_id"):
+        store.apply(Remove(ids=[IDS[3]], event_id=f"erase-{IDS[3][:4]}\u200b{IDS[3][4:]}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ def preview(options: argparse.Namespace) -> int:
         after = "no samples left to predict from" if found.accuracy_after is None else f"{found.accuracy_after:.2%}"
         lines.append(f"accuracy: {found.accuracy_before:.2%} before, {after} after")
     if options.request is not None:
-        lines.append(f"nothing has been erased; next: torchlssvm remove {options.store} --request {options.request}")
+        said = shlex.join(["torchlssvm", "remove", str(options.store), "--request", options.request])
+        lines.append(f"nothing has been erased; next: {said}")
     return emit(options, asdict(found), lines)
 
 

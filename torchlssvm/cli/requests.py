@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import ID, SUBJECT, command, option
@@ -62,7 +63,7 @@ def open_request(options: argparse.Namespace) -> int:
     lines = [f"request {made.id}: received on {made.received[:10]}, due on {made.due} ({time_left(made)})"]
     lines += [f"  {name}: {counted(n, 'sample')}" for name, n in said["held"].items()]
     lines += [f"  {line}" for name, n in said["held"].items() if not n for line in look_alikes(known, name)]
-    lines.append(f"next: torchlssvm preview {options.store} --request {made.id}")
+    lines.append("next: " + shlex.join(["torchlssvm", "preview", str(options.store), "--request", made.id]))
     return emit(options, said, lines)
 
 

@@ -837,7 +837,7 @@ class SampleStore:
             if not work.head_changed and not work.adapter.touched:
                 self.live.stale = False
                 return
-            log.info("%s: the head is restored from the store after %r", self.path, error)
+            log.info("%s: the head is restored from the store after a %s", self.path, type(error).__name__)
             _ = self.head
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
@@ -1056,6 +1056,8 @@ class SampleStore:
                 self.live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
                 self._db.put("compacted", position)
                 self.requests.note_compaction()
+            if isinstance(self.live.adapter, LinearAdapter):
+                self.head.refresh()  # updated weights carry the rounding of samples that are gone
             return Compaction(position, old, self.certificates.checkpoints_before(position))
 
     # -- backup --------------------------------------------------------------------------------------------------------
@@ -1105,6 +1107,11 @@ class SampleStore:
             with cls(backup, readonly=True, suppression_key=suppression_key) as old:
                 if old.suppression.path is not None and not old.suppression.has_key:
                     raise StoreError(f"{backup} uses a suppression list: give its key, so that nobody comes back")
+                if old.suppression.path is None and suppression_key is not None and suppression_list is None:
+                    raise StoreError(
+                        f"{backup} is older than the suppression list: give suppression_list= with the key, so that nobody "
+                        "comes back"
+                    )
                 target = old.backup(path)
             try:
                 with cls(target, suppression_key=suppression_key, suppression_list=suppression_list) as store:
