@@ -72,7 +72,7 @@ def test_leave_one_out_equals_training_without_each_sample(shape):
     weight = 1 + torch.arange(n) % 3
     rows = torch.arange(n).repeat_interleave(weight)
     _, means, _, counts, _, S = sums(x[rows], y[rows], K)
-    ours = torch.softmax(leave_one_out(within_class(S, means, counts, 4.0), x, y, weight.double()), 1)
+    ours = torch.softmax(leave_one_out(within_class(S, means, counts, 4.0), x, y, weight.double())[0], 1)
     for i in range(0, n, 7):
         w, b = without(x, y, K, torch.arange(n) != i, 4.0, weight)
         torch.testing.assert_close(ours[i], torch.softmax(x[i] @ w + b, 0), rtol=1e-7, atol=1e-9)
@@ -86,7 +86,7 @@ def test_leave_group_out_equals_training_without_the_group():
     _, means, _, counts, _, S = sums(x, y, K)
     system = within_class(S, means, counts, 4.0)
     for group in (torch.arange(1), torch.arange(5, 20), torch.arange(7)):
-        scores = leave_group_out(system, x[group], y[group], torch.ones(len(group)).double())
+        scores = leave_group_out(system, x[group], y[group], torch.ones(len(group)).double())[0]
         keep = ~torch.isin(torch.arange(n), group)
         w, b = without(x, y, K, keep, 4.0)
         left = y[keep].unique()
@@ -99,6 +99,6 @@ def test_leave_one_out_of_the_only_sample_of_a_class():
     x, y = problem(40, 6, 3)
     x, y = torch.cat([x, x[:1] + 1]), torch.cat([y, torch.tensor([3])])
     _, means, _, counts, _, S = sums(x, y, 4)
-    scores = leave_one_out(within_class(S, means, counts, 1.0), x, y, torch.ones(len(x)).double())
+    scores = leave_one_out(within_class(S, means, counts, 1.0), x, y, torch.ones(len(x)).double())[0]
     assert scores.isfinite().all()
     assert scores[-1, 3] < scores[-1, :3].min()

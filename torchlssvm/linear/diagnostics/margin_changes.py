@@ -99,7 +99,7 @@ class ClassSystem:
             b = a[J] / scale.root
         if scale.offset is not None:
             b = b - scale.offset @ a[:J]
-        return a[:J] * torch.as_tensor(scale.factor, dtype=torch.float64).reshape(-1, 1), b
+        return a[:J] * torch.as_tensor(scale.factor, dtype=a.dtype, device=a.device).reshape(-1, 1), b
 
 
 def check_changes(
