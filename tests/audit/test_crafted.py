@@ -136,7 +136,7 @@ BAD_ENTRIES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 STORES: dict[str, c.Craft] = {
-    **{f"record {name} missing": c.no_record(name) for name in ("state", "head", "rows")},
+    **{f"record {name} missing": c.no_record(name) for name in ("state", "head", "rows", "fingerprint")},
     **{f"record state {what}": c.record("state", text) for what, text in BAD_JSON.items()},
     **{f"record {name} {what}": c.record(name, BAD_JSON[what]) for name in ("head", "rows", "chosen") for what in ("nested", "a list", "no JSON")},
     "record fingerprint a list": c.record("fingerprint", '["x"]'),
@@ -502,6 +502,18 @@ def test_stores_at_random(place: Path, count: int) -> None:
         with contextlib.suppress(sqlite3.Error, OverflowError, StopIteration):  # what SQLite itself refuses to write
             craft_at_random(place / "s", dice)
         code, said = check_store()
+        assert code == 0 or refused(code, said)
+        codes.append(code)
+    assert codes.count(3) > count / 3
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_certificates_at_random(place: Path, count: int) -> None:
+    dice, good = random.Random(count), json.loads((place / "c.json").read_text())
+    codes = []
+    for _ in range(count):
+        (place / "c.json").write_text(json.dumps(mutated(good, dice)))
+        code, said = run("verify", "c.json", "--allow-unsigned")
         assert code == 0 or refused(code, said)
         codes.append(code)
     assert codes.count(3) > count / 3

@@ -1,11 +1,11 @@
-"""A durable store of samples and the live head they make: corrections by events, erasure with a receipt.
+"""A durable store of samples with a live head, which events correct and from which samples are erased with a receipt.
 
 A store is a folder:
 
     samples.sqlite            the samples, the journal and the head's options (with its log: -wal, -shm)
     <position>.snapshot.pt    the head's statistics at a journal position, so that opening is fast
     acknowledged              the position last reported to a caller
-    *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
+    *.until-compaction files of other modules that may mention erased samples; compaction deletes them
 """
 
 from torchlssvm.store.erasure.access_report import AccessReport

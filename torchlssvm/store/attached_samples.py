@@ -1,4 +1,4 @@
-"""The samples of an attached classifier in a store, which drives its head."""
+"""The samples of an attached classifier, kept in a store that updates the classifier's head."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from torchlssvm.store.transaction import EventResult
 
 
 class AttachedSamples:
-    """Samples with ids and subjects for an :class:`~torchlssvm.AttachedClassifier`, whose head the store changes.
+    """Samples of an :class:`~torchlssvm.AttachedClassifier`, with ids and subjects. The store updates the classifier's head.
 
     Args:
         store: a folder, or an open store of the classifier's own head.
-        classifier: an ``AttachedClassifier``; a folder is bound to the hash of its backbone.
-        given: names of the options to take from the head; other options come from the store. None: take all from the head.
+        classifier: an ``AttachedClassifier``. A store that is given as a folder is bound to the hash of the backbone.
+        given: names of the options to take from the head. All other options come from the store. None takes all options from
+            the head.
     """
 
     def __init__(self, store: Any, classifier: AttachedClassifier, given: Collection[str] | None = None):
@@ -47,12 +48,14 @@ class AttachedSamples:
         self._misfits: tuple[Any, Tensor] | None = None
 
     def follow(self) -> None:
-        """Bring the head up to date with what other processes have written."""
+        """Update the head with the changes that other processes have written."""
         if not self.store.closed:
             _ = self.store.head
 
     def left_out_misfits(self, groups: Any) -> Tensor:
-        """Misfits (n,) of the samples' own labels by leave-one-out, as the store is now; kept until the store changes."""
+        """Leave-one-out misfits (n,) of the samples' own labels in the current store. The result is cached until the store
+        changes.
+        """
         with self.store.view():
             now = (self.store.position, dict(groups) if isinstance(groups, Mapping) else groups)
             if self._misfits is None or self._misfits[0] != now:
@@ -63,10 +66,10 @@ class AttachedSamples:
             return self._misfits[1]
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, more: bool = False) -> int:
-        """Add samples x (B, J), y (B,), in one event; returns their number.
+        """Add samples x (B, J) with labels y (B,) in one event; return the number of samples added.
 
-        Samples that the store holds already are compared and skipped, see :meth:`SampleStore.without_held`. ``more``: more
-        batches follow, so do not recalibrate yet.
+        Samples that the store already holds are compared with their rows and skipped, see :meth:`SampleStore.without_held`. Set
+        ``more`` if further batches follow: the calibration is then not renewed yet.
         """
         if ids is None:
             raise ValueError(
@@ -78,7 +81,7 @@ class AttachedSamples:
         return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
 
     def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:
-        """Remove samples by their ids, or all of one subject or of several; writes a receipt first where one is asked for."""
+        """Remove samples by id, or all samples of one or more subjects. If a receipt is requested, it is written first."""
         if (ids is None) == (subject is None):
             raise ValueError("remove takes ids=[...] or subject=..., one of both")
         several = not isinstance(subject, str | int) and subject is not None
@@ -92,5 +95,5 @@ class AttachedSamples:
         return results if several else results[0]
 
     def relabel(self, ids: Any, y: Any) -> EventResult:
-        """Give samples the labels y (B,)."""
+        """Change the labels of samples to y (B,)."""
         return self.store.apply(Relabel(ids=as_list(ids) or [ids], y=y))

@@ -1,4 +1,4 @@
-"""Certificates of erased samples, and the checkpoints that may still hold them."""
+"""Issues certificates of erased samples, and lists the checkpoints that may still contain these samples."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ CERTIFIED_KINDS = ("remove", "request")
 
 
 def lasting_name(path: Any) -> str:
-    """Absolute path; URLs are left as they are."""
+    """Return the absolute path. A URL is returned unchanged."""
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
 
 
 def is_there(name: str) -> bool:
-    """False if a file is gone. Files that are elsewhere count as there."""
+    """Return False if a local file no longer exists. Files at other locations count as existing."""
     return URL_MARK in name or Path(name).exists()
 
 
 class CertificateIssuer:
-    """Issues certificates for the state that a store is in, and knows the checkpoints of its head."""
+    """Issues certificates for the current state of a store, and keeps the list of checkpoints of its head."""
 
     def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
         self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
@@ -47,9 +47,10 @@ class CertificateIssuer:
     def issue(
         self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
     ) -> Certificate:
-        """An unsigned certificate of events, for the head as it is in the open view.
+        """Issue an unsigned certificate of events, for the head as it is in the open view.
 
-        ``choices``: made from data by the caller, in addition to those the store knows; ``requests``: answered by the events.
+        ``choices`` are choices that the caller made from data, in addition to those that the store knows. ``requests`` are the
+        requests that the events answer.
         """
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
@@ -92,7 +93,7 @@ class CertificateIssuer:
             position=state["position"],
             chain=state["chain"],
             grid=self.grid(),
-            fingerprint=self.db.get("fingerprint", None),
+            fingerprint=self.db.get("fingerprint") or None,
             shape=self.shape(),
             samples=state["samples"],
             compacted=compacted >= last,
@@ -110,16 +111,16 @@ class CertificateIssuer:
         )
 
     def recorded(self, certificate: Certificate) -> bool | None:
-        """Compare a certificate's commitment with the journal's; None if the journal has none."""
+        """Compare a certificate's commitment with that of the journal; return None if the journal has no commitment."""
         entry = self.journal.at(certificate.position)
         if entry is None or entry.mac is None:
             return None
         return entry.mac.hex() == certificate.commitment
 
     def grid(self) -> dict[str, Any] | None:
-        """The grid of the features, and the normalization before it, as a certificate has them.
+        """Return the grid of the features, and the normalization applied before it, in the form used in a certificate.
 
-        StoreError if a head made from the store's options would use another grid than the rows have.
+        Raises StoreError if a head made from the store's options would use a different grid than the stored rows.
         """
         options = self.db.get("head")
         fields = grid_to_fields(self.table.codec.grid)
@@ -130,13 +131,14 @@ class CertificateIssuer:
         return (fields | made_ready) or None
 
     def shape(self) -> dict[str, int]:
-        """The numbers of features and classes, as a certificate has them."""
+        """Return the numbers of features and classes in the form used in a certificate."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
     def file_commitments(self, key: bytes) -> dict[str, str]:
-        """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
+        """Commit to each snapshot and checkpoint of the current state: HMAC(key, "file " || SHA-256 of its bytes).
 
-        Files of earlier states get no commitment: its key could be used to test guesses about samples erased since.
+        Files of earlier states get no commitment, because its key could be used to test guesses about samples erased since
+        then.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
@@ -150,8 +152,8 @@ class CertificateIssuer:
         hashes = FileHashes(MAX_SNAPSHOT_BYTES)
         found = {}
         for name, commitment in certificate.files.items():
-            path = self.db.path.parent / name  # an absolute path stays what it is
-            if not os.path.exists(path):  # False, too, for a name that is too long
+            path = self.db.path.parent / name  # an absolute path is not changed by the join
+            if not os.path.exists(path):  # also False for a name that is too long
                 found[name] = FileState.GONE
             elif key is None:
                 found[name] = FileState.UNTESTABLE
@@ -170,7 +172,7 @@ class CertificateIssuer:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def register(self, path: Any, position: int) -> None:
-        """Remember that a file holds the head as it was at a position."""
+        """Record that a file contains the head of a journal position."""
         with self.db.transaction():
             self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
 
@@ -181,12 +183,12 @@ class CertificateIssuer:
             self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
 
     def checkpoints(self) -> dict[str, int]:
-        """The files that are registered, and the journal position of the head in each."""
+        """The registered files, each with the journal position of its head."""
         known: dict[str, int] = self.db.get("checkpoints", {})
         return known
 
     def checkpoints_before(self, position: int) -> list[str]:
-        """Known checkpoints from before the last erasure up to a position, that are still there."""
+        """Registered checkpoints that precede the last erasure up to a position and that still exist."""
         erasure = self.journal.last_erasure(position)
         return [name for name, at in sorted(self.checkpoints().items()) if at < erasure and is_there(name)]
 
@@ -197,7 +199,7 @@ def file_commitment(key: bytes, digest: bytes) -> str:
 
 
 def head_choices(options: dict[str, Any], head: Any) -> dict[str, dict[str, str]]:
-    """The options that were given for a head, as far as the store knows them."""
+    """The options that were specified for a head, as far as the store knows them."""
     out = {}
     if "rho" in options:
         out["rho"] = {"state": "kept", "how": f"{head.rho!r}, declared unchanged by the erasure"}

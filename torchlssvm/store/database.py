@@ -1,8 +1,8 @@
-"""The SQLite file of a store: its schema, its durability, and errors with names.
+"""The SQLite file of a store: its schema, its durability guarantees and its errors.
 
-Everything is written in transactions to a write-ahead log that is synced before a call returns (``synchronous=FULL``), and
-what is deleted is overwritten (``secure_delete``). SQLite has no checksums of its own, so every record carries one: a bit
-that flips on the disk is found when the record is read.
+All changes are written in transactions to a write-ahead log, which is synced before a call returns (``synchronous=FULL``).
+Deleted data is overwritten (``secure_delete``). SQLite keeps no checksums, so every record here carries its own. A bit that
+flips on the disk is therefore detected when the record is read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CREATE TABLE journal (
 
 
 def fields(**kinds: Any) -> dict[str, Any]:
-    """Schema of an object with these fields, of a type or a schema each; more fields are allowed."""
+    """Schema of an object with these fields, each described by a type or a schema. Additional fields are allowed."""
     rules = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in kinds.items()}
     return {"type": "object", "required": list(rules), "properties": rules}
 
@@ -129,16 +129,16 @@ LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
-    """CRC-32 of a record: Python's ASCII form of its values, then a large value as it is.
+    """CRC-32 of a record, computed over the ASCII form of its values in Python, followed by the bytes of a large value.
 
-    It detects flipped bits. The digest, the commitments and the chain detect deliberate changes.
+    The checksum detects flipped bits. Deliberate changes are detected by the digest, the commitments and the hash chain.
     """
     return zlib.crc32(blob, zlib.crc32(ascii(values).encode()))
 
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
-    """Convert an SQLite error to a StoreError by its result code. ``what``: the expected kind of file."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extension; errors of the module itself have none
+    """Convert an SQLite error to a StoreError according to its result code. ``what`` is the expected kind of file."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code; errors of the sqlite3 module itself have no code
     if code in BUSY_CODES:
         return StoreBusyError(f"{path} is in use by another process or reader ({error}); try again")
     if code in DISK_CODES:
@@ -153,9 +153,9 @@ def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
 class Database:
     """A connection to the file of one store. Every SQLite error is raised as a StoreError that names the file.
 
-    Several threads may use a connection: one lock is held during each statement, transaction and view. A transaction that an
-    interrupt left open is rolled back when the next one begins. Nothing else in this process may open the file meanwhile:
-    closing a second handle would release the locks that this process has on the file.
+    Several threads may share a connection: each statement, transaction and view holds one lock. If an interrupt left a
+    transaction open, it is rolled back when the next one begins. Nothing else in this process may open the file at the same
+    time, because closing a second handle would release the locks that this process holds on the file.
     """
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
@@ -163,9 +163,9 @@ class Database:
         self.lock = threading.RLock()
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
-        self._millions, self._reads_only = 0, readonly  # steps of the present query
-        self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
-        self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
+        self._millions, self._reads_only = 0, readonly  # SQLite's steps in the current query
+        self._place: list[tuple[int, int]] | None = None  # the identity of a writable file and of its log
+        self._at_rest: list[tuple[int, ...]] | None = None  # the state of a file that is read without locks
         self._check_files(create)
         location = path.absolute().as_uri()
         if not readonly:
@@ -175,7 +175,7 @@ class Database:
             return
         try:
             self._connect(f"{location}?mode=rw")
-        except StoreDiskError:  # it may be on a medium or in a folder that cannot be written
+        except StoreDiskError:  # the file may be on a read-only medium or in a read-only folder
             self._connect_at_rest(location)
         self.connection.execute("PRAGMA query_only = ON")
 
@@ -198,7 +198,8 @@ class Database:
             raise
 
     def _connect_at_rest(self, location: str) -> None:
-        """Read a file that cannot be locked: as it is if its log is empty, else a copy of both."""
+        """Read a file that cannot be locked. If its log is empty, the file is read in place, otherwise a copy of both is read.
+        """
         self._at_rest = self._states()
         logs = [p for p in self._logs() if p.exists() and p.stat().st_size]
         if not logs:
@@ -218,7 +219,7 @@ class Database:
             with self.errors():
                 self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self.connection.execute("SELECT count(*) FROM meta").fetchall()
-        return None  # the copy is unlinked already, so a crash cannot leave it behind
+        return None  # the copy is already unlinked, so a crash leaves nothing behind
 
     def _logs(self) -> list[Path]:
         return [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-journal")]
@@ -228,14 +229,16 @@ class Database:
         return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found]
 
     def check_at_rest(self) -> None:
-        """StoreBusyError if a file that is read without locks has changed since."""
+        """Raise StoreBusyError if a file that is read without locks has changed since it was opened."""
         if self._at_rest is not None and self._at_rest != self._states():
             raise StoreBusyError(
                 f"{self.path} was changed while it was read, and cannot be locked from here: try again"
             )
 
     def _check_files(self, create: bool) -> None:
-        """Refuse anything but a regular file, and a file with a rollback journal: SQLite would delete the files it names."""
+        """Refuse irregular files, and a file with a rollback journal, because SQLite would delete the files that the journal
+        names.
+        """
         for suffix in ("", *LOG_SUFFIXES):
             try:
                 check_regular(f"{self.path}{suffix}")
@@ -247,16 +250,16 @@ class Database:
             )
 
     def _break_links(self) -> None:
-        """Copy files that have several names (hard links): writers of two copies would overwrite each other's events."""
+        """Copy files that have several names (hard links), because two writers would overwrite each other's events."""
         index = Path(f"{self.path}-shm")
         if index.exists() and index.stat().st_nlink > 1:
-            index.unlink()  # SQLite makes it again from the log
+            index.unlink()  # SQLite recreates the index from the log
         for file in (self.path, *self._logs(), self.path.with_name(WITNESS_FILE)):
             if not file.exists() or file.stat().st_nlink < 2:
                 continue
             own = file.with_name(file.name + ".own")
             before = None
-            while before != file.stat().st_mtime_ns:  # again if it was written meanwhile
+            while before != file.stat().st_mtime_ns:  # copy again if the file was written in the meantime
                 before = file.stat().st_mtime_ns
                 shutil.copy2(file, own)
             with open(own, "r+b") as copied:
@@ -265,10 +268,10 @@ class Database:
             log.warning("%s was a hard link to another file; it is a copy of its own now", file)
 
     def _limit(self) -> None:
-        """Bound the steps of a query and the length of a value by what is really on the disk.
+        """Limit the steps of a query and the length of a value according to the size of the file.
 
-        Damaged or crafted pages that lead back to themselves end there: after 50 million steps of SQLite's machine
-        (2 seconds) and 100 for each byte, which is more than a file of that size can need.
+        Damaged or crafted pages may form a cycle. A query is therefore stopped after 50 million steps of SQLite's virtual
+        machine (2 seconds) plus 100 steps for each byte, which is more than a file of that size can need.
         """
         sizes = [p.stat() for p in (self.path, self._logs()[0]) if p.exists()]
         allocated = sum(getattr(s, "st_blocks", s.st_size // 512 + 1) * 512 for s in sizes)
@@ -310,7 +313,7 @@ class Database:
                 f"{self.path} is damaged or was changed by another program: its tables are not those of a store"
             )
         mode = self.connection.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal" and self._at_rest is None:  # a file at rest has no log, and no mode
+        if mode != "wal" and self._at_rest is None:  # a file at rest has neither a log nor a mode
             raise StoreError(
                 f"{self.path} is not in write-ahead mode but in {mode!r}: it was changed by another program"
             )
@@ -322,7 +325,7 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise store_error(error, self.path, "store") from error
-        except (UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
+        except (UnicodeDecodeError, OverflowError) as error:  # damaged text, or a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or not a store: {error}") from error
 
     def damaged(self, what: str) -> StoreError:
@@ -337,7 +340,7 @@ class Database:
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
+        """Return all rows of a query. No cursor stays open, so a reader never blocks the truncation of the log."""
         with self.held(), self.errors():
             self._millions = 0
             return self.connection.execute(sql, tuple(values)).fetchall()
@@ -360,7 +363,7 @@ class Database:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other threads out; the outermost call rolls back what an interrupt left open."""
+        """Exclude other threads. The outermost call rolls back a transaction that an interrupt left open."""
         if os.getpid() != self._process:
             raise StoreError(f"{self.path} was opened before a fork: open it again in this process")
         first = not self.lock._is_owned()  # type: ignore[attr-defined]
@@ -377,7 +380,8 @@ class Database:
 
     @contextmanager
     def view(self) -> Iterator[None]:
-        """Read one consistent state of the store, even while others write. Inside a transaction, read what it has written."""
+        """Read one consistent state of the store, even while others write. Inside a transaction, its own changes are visible.
+        """
         with self.held():
             if self.connection.in_transaction:
                 yield
@@ -394,7 +398,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the write lock; everything inside is written together, or not at all."""
+        """Take the write lock. All changes inside are written together or not at all."""
         with self.held():
             self.begin()
             try:
@@ -412,7 +416,7 @@ class Database:
         self.run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make the transaction durable; StoreError if the file at the path was replaced meanwhile."""
+        """Make the transaction durable. Raises StoreError if the file at the path was replaced in the meantime."""
         self.check_place()
         self.run("COMMIT")
         self.check_place()
@@ -424,7 +428,7 @@ class Database:
                 self.connection.execute("ROLLBACK")
 
     def _found(self) -> list[tuple[int, int]] | None:
-        """The file and the log that are at the path now; None if one is not there."""
+        """Identify the file and the log that are at the path now; None if either is missing."""
         try:
             found = [os.stat(p) for p in (self.path, self._logs()[0])]
         except OSError:
@@ -432,7 +436,8 @@ class Database:
         return [(s.st_dev, s.st_ino) for s in found]
 
     def check_place(self) -> None:
-        """StoreError if the files that are open were deleted, moved or exchanged: what is written to them would be lost."""
+        """Raise StoreError if the open files were deleted, moved or replaced, because anything written to them would be lost.
+        """
         if self._place is not None and self._found() != self._place:
             raise StoreError(
                 f"{self.path} or its log was deleted, moved or replaced while it was open: nothing can be kept there. "
@@ -448,7 +453,7 @@ class Database:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
-        """Return a value of the meta table. StoreError if it is missing and you gave no default."""
+        """Return a value of the meta table. Raises StoreError if the value is missing and no default is given."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
         if row is None and default is not NO_DEFAULT:
             return default
@@ -464,7 +469,7 @@ class Database:
         return value
 
     def put(self, name: str, value: Any) -> None:
-        """Write a value of the meta table, or delete it if it is None."""
+        """Write a value to the meta table, or delete the entry if the value is None."""
         if value is None:
             self.run("DELETE FROM meta WHERE name = ?", (name,))
             return
@@ -472,29 +477,29 @@ class Database:
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
 
     def records(self, prefix: str) -> dict[str, Any]:
-        """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""
+        """Values of the meta table whose names begin with a prefix, in order, keyed by the rest of the name."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         names = self.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (prefix, end))
         return {name.removeprefix(prefix): self.get(name) for (name,) in names}
 
     def check_structure(self) -> None:
-        """Let SQLite check pages and indexes; reads the whole file."""
+        """Let SQLite check all pages and indexes. This reads the whole file."""
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise self.damaged(found[0] if found else "it cannot be checked")
 
     def copy_to(self, path: Path) -> None:
-        """Copy the whole file, as it is at one moment, to a new one."""
+        """Copy the whole file, as it is at one moment, to a new file."""
         with self.held(), self.errors(), closing(sqlite3.connect(path)) as target:
             self.connection.backup(target)
 
     def truncate_log(self) -> bool:
-        """Move the write-ahead log into the file and truncate it; False if a reader prevents it."""
+        """Move the write-ahead log into the file and truncate it. Returns False if a reader prevents this."""
         row = self.one("PRAGMA wal_checkpoint(TRUNCATE)")
         return row is not None and row[0] == 0
 
     def close(self) -> None:
-        """Close the connection; the last one to close removes the log."""
+        """Close the connection. The last connection to close removes the log."""
         with self.lock, self.errors():
             self.closed = True
             self.connection.close()

@@ -1,9 +1,9 @@
-"""Adapters through which a store changes its head by rows.
+"""Adapters through which a store updates its head.
 
-Both are :class:`~torchlssvm.sample_adapter.SampleAdapter`: samples are added and removed under their ids in the store.
-``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`, which are given the samples
-again to remove them; ``KernelAdapter`` drives a kernel machine, which removes its samples by ids of its own. They also
-tell the store the head's options and digest, and whether somebody changed the head directly.
+Both classes are a :class:`~torchlssvm.sample_adapter.SampleAdapter`, which adds and removes samples by their ids in the store.
+``LinearAdapter`` updates an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`. These heads need the features
+of a sample again to remove it. ``KernelAdapter`` updates a kernel machine, which removes samples by ids of its own. The
+adapters also give the store the head's options and digest, and detect changes that were made to the head directly.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SETTABLE_OPTIONS = ("rho", "class_weight", "rule")
 
 
 def head_from(config: dict[str, Any], device: torch.device | str | None) -> LinearHead:
-    """Make the empty head that a store describes; StoreError if the description is damaged, or the head exceeds the memory."""
+    """Create the empty head that a store describes. StoreError if the description is damaged or the head exceeds the memory."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
         kind = HEAD_TYPES[config["type"]]
         J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            # At least four J x J matrices; sums of classes and folds are made when they have samples.
+            # At least four J x J matrices are needed. Sums of classes and folds are allocated when they get samples.
             need = 8 * (4 * J**2 + J * K + folds * K)
             if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
@@ -51,7 +51,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
 
 
 class LinearAdapter(SampleAdapter):
-    """Drives a linear head, which needs the rows again to remove them; the store has them."""
+    """Updates a linear head, which needs the rows of samples again to remove them. The store provides these rows."""
 
     def __init__(self, head: LinearHead):
         super().__init__(head)
@@ -60,31 +60,31 @@ class LinearAdapter(SampleAdapter):
 
     @property
     def exact(self) -> bool:
-        """True if the same samples give the same state, bit for bit, in any order. Such a head has a digest."""
+        """True if the same samples give the same state, bit for bit, in any order. Only such a head has a digest."""
         return self.head.statistics.exact
 
     @property
     def empty(self) -> bool:
-        """True if it holds no sample."""
+        """True if the head holds no sample."""
         return self.head.n == 0
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """A lock that the store holds while the head is between two states, so that readers of the head wait."""
+        """The lock that the store holds while it changes the head. Readers of the head wait for it."""
         lock: AbstractContextManager[Any] = self.head._lock
         return lock
 
     @property
     def torn(self) -> bool:
-        """True if a change was interrupted, also one by a reader that completed the sums."""
+        """True if a change was interrupted, even if it was the completion of the sums by a reader."""
         return self.head._torn
 
     def config(self) -> dict[str, Any]:
-        """Options that make an empty head like this one, as primitives."""
+        """Options that create an empty head like this one, as primitives."""
         return {"type": type(self.head).__name__} | self.head.config()
 
     def set_options(self, config: dict[str, Any]) -> bool:
-        """Adopt those options of another head's :meth:`config` that may change; True if one is another now."""
+        """Adopt the changeable options from another head's :meth:`config`; return True if an option has changed."""
         mine = self.config()
         shared = [name for name in SETTABLE_OPTIONS if name in config and name in mine]  # a margin head has no rule
         other = {name: config[name] for name in shared if config[name] != mine[name]}
@@ -94,7 +94,7 @@ class LinearAdapter(SampleAdapter):
         return bool(other)
 
     def add_classes(self, k: int) -> None:
-        """Add k classes. Only the store may do this: the head refuses other callers."""
+        """Add k classes. Only the store may do this; the head refuses other callers."""
         with self.lock:
             keeper, self.head._keeper = self.head._keeper, None
             try:
@@ -103,7 +103,7 @@ class LinearAdapter(SampleAdapter):
                 self.head._keeper = keeper
 
     def chosen(self) -> dict[str, Any] | None:
-        """Choices made from data, with the calibration, as primitives; None if none was made."""
+        """Choices made from data, including the calibration, as primitives; None if no choice was made."""
         head = self.head
         if not head._choices.made:
             return None
@@ -115,7 +115,7 @@ class LinearAdapter(SampleAdapter):
         }
 
     def restore_chosen(self, chosen: dict[str, Any] | None) -> None:
-        """Undo :meth:`chosen`, on a head with the samples it was written for."""
+        """Restore the result of :meth:`chosen` on a head with the samples for which it was written."""
         chosen = chosen or {"made": {}, "calibration": None}
         head, calibration = self.head, None
         try:
@@ -134,30 +134,30 @@ class LinearAdapter(SampleAdapter):
         return self.head._choices.rho_is_open
 
     def codec(self) -> Codec:
-        """The form in which its features are stored at the moment."""
+        """The form in which the head's features are currently stored."""
         head = self.head
         target_grid = head.statistics.target_grid if head.grid is not None else None
         return Codec(head.in_features, head.num_classes, head.grid, target_grid, head.normalize is not None)
 
     def digest(self) -> str | None:
-        """The digest, if there is one."""
+        """The digest of the head, or None if it has no digest."""
         return self.head.digest() if self.exact else None
 
     def signature(self) -> object:
-        """Changes whenever samples do."""
+        """A value that changes whenever the samples change."""
         return self.digest() if self.exact else (self.head.n, self.head.counts.tolist())
 
     def note(self, digest: str | None = None) -> None:
-        """Take the present state for the right one; ``digest``: its digest, if that is known already."""
+        """Record the current state as the correct one. ``digest`` is its digest, if already known."""
         self.seen = (self.head._state_version, digest or self.signature())
 
     @property
     def touched(self) -> bool:
-        """True if it was changed since :meth:`note`, other than through the store."""
+        """True if the head was changed since :meth:`note` by anything other than the store."""
         return self.head._state_version != self.seen[0] and self.signature() != self.seen[1]
 
     def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
-        """Add samples and remove others as one change; the store guarantees that the latter are held."""
+        """Add samples and remove others as one change. The store guarantees that the head holds the samples to remove."""
         device = self.head.device
         new, old = (
             None if samples is None else (samples[0], samples[1].to(device), samples[2].to(device))
@@ -167,17 +167,17 @@ class LinearAdapter(SampleAdapter):
             super().exchange(new, old)
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
-        """Give samples of the store the labels (B, ...) in place of y."""
+        """Change the labels of stored samples from y to ``labels`` (B, ...)."""
         device = self.head.device
         with self.head._trusted_removals():
             super().relabel(names, labels.to(device), x.to(device), y.to(device))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
-        """Learn samples of the store again, on the grid they are on."""
+        """Learn stored samples again, on the grid of the stored rows."""
         self._sum(self, self.head.statistics, rows, codec)
 
     def sum_anew(self, batches: Iterable[StoredRows], codec: Codec) -> str | None:
-        """Recompute the sums of samples without changing the head; returns the digest, or None for a head without one."""
+        """Recompute the sums of samples without changing the head; return the digest, or None for a head without a digest."""
         if not self.exact:
             return None
         sums = self.head.statistics.zero()
@@ -186,9 +186,9 @@ class LinearAdapter(SampleAdapter):
         return sums.digest()
 
     def check_sums(self, batches: Iterable[StoredRows]) -> str | None:
-        """Check the head's sums against samples of the store in one pass; returns the digest, or None for a head without one.
+        """Check the head's sums against stored samples in one pass; return the digest, or None for a head without a digest.
 
-        StoreError if the sums do not match the samples.
+        Raises StoreError if the sums do not match the samples.
         """
         if not self.exact:
             return None
@@ -209,15 +209,16 @@ class LinearAdapter(SampleAdapter):
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
             device = self.head.device
             learner.add(rows.ids, rows.x.to(device), rows.y.to(device))
-        except ValueError as error:  # no row that the head would refuse was ever written
+        except ValueError as error:  # the head accepted every row when it was written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def state(self) -> dict[str, Tensor]:
-        """The state for a snapshot. It leaves out the rows, since the store has them."""
+        """Return the state for a snapshot. It excludes the rows, because the store has them."""
         return {k: v.cpu() for k, v in self.head._snapshot().items()}
 
     def load(self, state: dict[str, Tensor], batches: Iterable[StoredRows], codec: Codec) -> None:
-        """Undo :meth:`state`; ValueError when it does not fit. ``batches``: the rows then, for a head that keeps them."""
+        """Restore :meth:`state`; ValueError if it does not fit. ``batches`` are the rows at that time, for a head that keeps rows.
+        """
         if self.head._keeps_rows:
             self.clear()
             for rows in batches:
@@ -225,12 +226,12 @@ class LinearAdapter(SampleAdapter):
         self.head._resume({k: v if k == "meta" else v.to(self.head.device) for k, v in state.items()})
 
     def copy(self) -> LinearAdapter:
-        """An independent one in the same state."""
+        """Return an independent adapter whose head is in the same state."""
         return LinearAdapter(copy.deepcopy(self.head))
 
 
 class KernelAdapter(SampleAdapter):
-    """Drives a kernel machine: its ``add(x, y)`` returns ids, its ``remove(ids)`` and ``relabel(ids, y)`` take them."""
+    """Updates a kernel machine: its ``add(x, y)`` returns ids, which its ``remove(ids)`` and ``relabel(ids, y)`` take."""
 
     exact = torn = False
 
@@ -241,58 +242,58 @@ class KernelAdapter(SampleAdapter):
 
     @property
     def empty(self) -> bool:
-        """True if it holds no sample."""
+        """True if the machine holds no sample."""
         return self.count == 0
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """A context that does nothing: a kernel machine has no lock."""
+        """A context that does nothing, because a kernel machine has no lock."""
         return nullcontext()
 
     def set_options(self, config: dict[str, Any]) -> bool:
-        """Do nothing: no option of a kernel machine can change."""
+        """Do nothing: a kernel machine has no options that can change."""
         return False
 
     def config(self) -> dict[str, Any]:
-        """Facts that must agree when the store is opened with another machine."""
+        """Properties that must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
 
     rho_is_open = False
 
     def chosen(self) -> None:
-        """None: a kernel machine chooses nothing from data."""
+        """Return None: a kernel machine chooses nothing from data."""
 
     def restore_chosen(self, chosen: Any) -> None:
-        """Do nothing: nothing was kept."""
+        """Do nothing: a kernel machine has no choices to restore."""
 
     def codec(self) -> Codec:
-        """Features are kept as they are; their number comes with the first ones."""
+        """Features are stored unchanged. The first samples determine the number of features."""
         return Codec(0, getattr(self.head, "num_classes", 2))
 
     def digest(self) -> None:
-        """None: a kernel machine has no digest."""
+        """Return None: a kernel machine has no digest."""
 
     def signature(self) -> object:
-        """Changes whenever samples do."""
+        """A value that changes whenever the samples change."""
         return tuple(self.head.ids.tolist())
 
     def note(self, digest: str | None = None) -> None:
-        """Take the present state for the right one."""
+        """Record the current state as the correct one."""
         del digest
         self.seen = self.signature()
 
     @property
     def touched(self) -> bool:
-        """True if it was changed since :meth:`note`, other than through the store."""
+        """True if the machine was changed since :meth:`note` by anything other than the store."""
         return self.signature() != self.seen
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
-        """Learn samples of the store again."""
+        """Learn stored samples again."""
         del codec
         self.add(rows.ids, rows.x, rows.y)
 
     def copy(self) -> KernelAdapter:
-        """An independent one in the same state."""
+        """Return an independent adapter whose machine is in the same state."""
         return copy.deepcopy(self)
 
 
@@ -300,7 +301,7 @@ HeadAdapter: TypeAlias = LinearAdapter | KernelAdapter
 
 
 def adapter_for(head: Any) -> HeadAdapter:
-    """Return an adapter for a head; StoreError if the type is not supported."""
+    """Return an adapter for a head. Raises StoreError if the type is not supported."""
     if isinstance(head, LinearHead):
         return LinearAdapter(head)
     if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):

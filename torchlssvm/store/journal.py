@@ -1,10 +1,10 @@
 """The journal: a hash chain of all changes to a store that reveals nothing about the people in it.
 
-An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample (sorted, so
-that their order does not tell that of the samples), and an HMAC of the digest after the event under a key of that position.
-The nonces live in the samples' rows and go with them; the keys of positions that are past are destroyed at compaction. So an
-erasure rewrites no entry, and afterwards nobody can use the journal to test a guess about an erased sample. Certificates
-publish the HMAC.
+An entry contains the id, kind, time and number of samples of an event. It also contains a commitment SHA-256(nonce || id) for
+each sample, and an HMAC of the digest after the event. The commitments are sorted, so that they do not reveal the order of the
+samples. The nonces are stored in the samples' rows and are deleted with them. Each position has its own HMAC key, and
+compaction destroys the keys of past positions. An erasure therefore rewrites no entry, and afterwards nobody can use the
+journal to test a guess about an erased sample. Certificates publish the HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -36,7 +36,7 @@ CHANGING_KINDS = ("add", *ERASING_KINDS, "classes")
 
 
 def opening_name(position: int) -> str:
-    """The name of the record with the key of a position; names sort as positions do."""
+    """The name of the record that holds the key of a position. The names sort in the order of the positions."""
     return f"opening/{position:020d}"
 
 
@@ -44,13 +44,13 @@ JOURNAL_COLUMNS = "position, event_id, kind, time, samples, commitments, mac, ch
 
 
 def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
-    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
+    """SHA-256(nonce || id) of each sample. Without the nonce of 32 random bytes it reveals nothing about the id."""
     return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One event as the journal keeps it."""
+    """One event as recorded in the journal."""
 
     position: int
     event_id: str
@@ -86,7 +86,7 @@ class Entry:
 
 
 def commitments_held(entries: Iterable[Entry]) -> set[bytes]:
-    """The commitments to samples that were added and not removed since."""
+    """The commitments to samples that were added and have not been removed since."""
     held: set[bytes] = set()
     for entry in entries:
         if entry.kind == "add":
@@ -108,7 +108,8 @@ class Journal:
         self.db = db
 
     def entries(self, after: int = 0) -> list[Entry]:
-        """All entries behind a position, with their chain recomputed; StoreError names the first missing or altered one."""
+        """Return all entries after a position and recompute their chain. A StoreError names the first missing or altered entry.
+        """
         out: list[Entry] = []
         previous = self.chain_at(after)
         for row in self.db.all(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
@@ -126,7 +127,7 @@ class Journal:
         return None if row is None else self._entry(row)
 
     def of(self, event_id: str) -> Entry | None:
-        """The entry of an event, or None if it was not applied; StoreError if its chain hash is wrong."""
+        """Return the entry of an event, or None if it was not applied. Raises StoreError if its chain hash is wrong."""
         row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
         if row is None:
             return None
@@ -148,9 +149,9 @@ class Journal:
         return entry.chain if entry else CHAIN_START
 
     def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:
-        """Append an entry for each event and write the new end of the journal; returns the new state.
+        """Append an entry for each event and write the new end of the journal; return the new state.
 
-        events: (id, kind, commitments). The last one has the digest, as an HMAC.
+        ``events`` are tuples (id, kind, commitments). The last entry gets the digest, as an HMAC.
         """
         state = dict(self.db.get("state"))
         for event_id, kind, samples in events:
@@ -173,13 +174,13 @@ class Journal:
             raise StoreError(f"{self.db.path}: entry {entry.position} of the journal was altered")
 
     def start(self, digest: str | None) -> None:
-        """Begin the journal of a new store, whose empty head has a digest."""
+        """Begin the journal of a new store with the digest of its empty head."""
         self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
 
     # -- digests, kept as keyed hashes ---------------------------------------------------------------------------------
 
     def commit(self, digest: str | None, position: int) -> bytes | None:
-        """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
+        """Compute the HMAC of the digest at a position under a new key. The store keeps the key until the state is past."""
         if digest is None:
             return None
         key = os.urandom(32)
@@ -187,16 +188,17 @@ class Journal:
         return hmac.digest(key, digest.encode(), "sha256")
 
     def opening(self, position: int) -> bytes | None:
-        """The key of a position; None when it is destroyed, or the head has no digest."""
+        """The key of a position; None if the key is destroyed or the head has no digest."""
         found = self.db.get(opening_name(position), None)
         return None if found is None else bytes.fromhex(found["key"])
 
     def last_change(self) -> int:
-        """The position since which no sample has changed; entries after it are of other kinds."""
+        """The last position at which samples changed. Later entries are of kinds that change no samples."""
         return self._last(CHANGING_KINDS)
 
     def last_erasure(self, until: int | None = None) -> int:
-        """The last position, up to a given one, at which samples were removed, relabelled or replaced: old rows are gone."""
+        """The last position, up to a given one, at which rows disappeared because samples were removed, relabelled or replaced.
+        """
         return self._last(ERASING_KINDS, until)
 
     def _last(self, kinds: Sequence[str], until: int | None = None) -> int:
@@ -206,6 +208,6 @@ class Journal:
         return (row or (None,))[0] or 0
 
     def destroy_openings(self) -> None:
-        """Destroy the keys of all states but the present one."""
+        """Destroy the keys of all states except the current one."""
         before = self.last_change()
         self.db.run("DELETE FROM meta WHERE name >= ? AND name < ?", (opening_name(0), opening_name(before)))

@@ -1,7 +1,7 @@
-"""The head of a store, kept in step with its rows.
+"""The head of a store, kept consistent with the stored rows.
 
-Another process may write to the store, a call may be interrupted, and somebody may set the head's options directly. So the head
-is compared with the database before each use. If it is out of date, it is restored from a snapshot or from the rows.
+Another process may write to the store, a call may be interrupted, or somebody may set options of the head directly. The head is
+therefore compared with the database before each use. If it is out of date, it is restored from a snapshot or from the rows.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ PUBLISHING_SECONDS = 1.0
 
 
 class LiveHead:
-    """The head that a store drives through an adapter, and the position of the journal it stands at.
+    """The head that a store updates through an adapter, and the journal position that the head corresponds to.
 
     Attributes:
-        adapter: None for the store of a kernel machine that was opened without one.
-        position: of the journal, which the head was last known to be at.
-        stale: True while the head may be in the middle of a change: it is restored before it is used.
-        own_options: True until the options of a head that was given to this handle are compared with the store's.
-        recovery: how the head was last restored, in words.
+        adapter: the adapter of the head; None if the store of a kernel machine was opened without the machine.
+        position: the last journal position that the head is known to match.
+        stale: True while a change of the head may be incomplete. The head is then restored before it is used.
+        own_options: True until the options of a head passed to this handle have been compared with those of the store.
+        recovery: a description of how the head was last restored.
     """
 
     def __init__(self, path: Path, db: Database, table: SampleTable, journal: Journal, snapshot_rows: int):
-        """``snapshot_rows``: changed rows after which the statistics are saved."""
+        """``snapshot_rows`` is the number of changed rows after which the statistics are saved."""
         self.path, self.db, self.table, self.journal = path, db, table, journal
         self.snapshots = Snapshots(path)
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
         self.own_options = False
         self._published_at = float("-inf")
-        self._seen = -1  # the number of the database's changes when this handle last looked
+        self._seen = -1  # the database's change counter when this handle last read it
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
 
     # -- changes by the store ------------------------------------------------------------------------------------------
 
     def prepare(self) -> HeadAdapter:
-        """Bring the head in step under the write lock, for a change; StoreError if it was changed from outside."""
+        """Bring the head up to date under the write lock, before a change. StoreError if the head was changed directly."""
         adapter = self.required()
-        with adapter.lock:  # a look at the head does not bring it up to date
+        with adapter.lock:  # reading the head inside the lock does not trigger an update
             touched = not self.stale and adapter.touched
         if touched:
             raise StoreError(
@@ -66,7 +66,7 @@ class LiveHead:
         return self.follow()
 
     def required(self) -> HeadAdapter:
-        """The adapter; StoreError if there is no head."""
+        """Return the adapter. Raises StoreError if there is no head."""
         if self.adapter is None:
             raise StoreError(
                 f"the store at {self.path} was made with a {self.db.get('head')['type']}: open it with one as head"
@@ -74,17 +74,17 @@ class LiveHead:
         return self.adapter
 
     def step_over(self, position: int) -> None:
-        """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
+        """Advance to a position whose journal entry changed no sample, if the head matched the position before it."""
         if self.position == position - 1:
             self.position = position
 
     # -- changes by others ---------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Bring the head up to date before it is used; the head itself asks for that.
+        """Bring the head up to date before it is used. The head itself calls this method.
 
-        While another thread of this process works with the store, the head is as that thread found it. The head of a closed
-        store, and in a forked process, no longer follows.
+        While another thread of this process uses the store, the head stays as that thread found it. A head is no longer updated
+        after its store was closed, or in a forked process.
         """
         if not self.db.usable or not self.db.lock.acquire(blocking=False):
             return
@@ -96,12 +96,12 @@ class LiveHead:
             self.db.lock.release()
 
     def follow(self) -> HeadAdapter:
-        """Bring the head in step with what the open view or transaction shows."""
+        """Bring the head up to date with the open view or transaction."""
         adapter, changes = self.required(), self.db.changes()
         self.stale = self.stale or adapter.torn
         if not self.stale and changes == self._seen:
             return adapter
-        with adapter.lock:  # readers wait, and the head does not ask whether it is up to date
+        with adapter.lock:  # readers wait, and the head does not check whether it is up to date
             if self.stale or self.db.get("state")["position"] != self.position:
                 trusted, self.stale = not self.stale, True
                 self._restore(adapter, trusted)
@@ -111,7 +111,7 @@ class LiveHead:
         return adapter
 
     def _restore(self, adapter: HeadAdapter, trusted: bool) -> None:
-        """Restore the samples of the head. ``trusted``: it is as the store left it at its position."""
+        """Restore the samples of the head. ``trusted`` means that the head is as the store left it at its position."""
         self.table.load_codec()
         if isinstance(adapter, LinearAdapter):
             more = self.db.get("head")["num_classes"] - adapter.head.num_classes
@@ -122,8 +122,9 @@ class LiveHead:
     def _take_options(self, adapter: HeadAdapter) -> None:
         """Adopt the store's options, and the choices made from data.
 
-        The options of a head that was given to this handle count, and are written with the next change. Only a rho that is
-        still to be chosen is the store's, once it holds samples.
+        If a head was passed to this handle, its options take precedence and are written with the next change. There is one
+        exception: if the head has a rule for rho and has not applied it yet, the store's rho is used once the store holds
+        samples.
         """
         if not (self.own_options and adapter.rho_is_open and self.position == 0):
             config = self.db.get("head")
@@ -135,22 +136,22 @@ class LiveHead:
         self.own_options = False
 
     def take_options(self, names: Sequence[str]) -> None:
-        """Set these options of the head, and its choices from data, to those of the store."""
+        """Set these options of the head, and its choices from data, to the values in the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
             if adapter.set_options({name: config[name] for name in names if name in config}):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
-        """Read the store's options again at the next use, after a change that may not have been written."""
+        """Read the store's options again at the next use, because the last change may not have been written."""
         self._seen = -1
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
-        """Restore the head; returns what was done.
+        """Restore the head; return a description of what was done.
 
-        If samples were only added since, it starts from the head itself or from the sums that a writer has published, and adds
-        the new rows. If samples were removed or changed since, it sums all rows.
+        If samples were only added since the last known position, the method starts from the head itself or from sums that a
+        writer has published, and adds the new rows. If samples were removed or changed since then, it sums all rows.
         """
         state = self.db.get("state")
         position, digest = state["position"], state["digest"]
@@ -179,7 +180,7 @@ class LiveHead:
         return done
 
     def _load_snapshot(self, adapter: LinearAdapter, path: Path) -> str | None:
-        """Restore from published sums and the rows added since; None if they cannot be used, else what was done."""
+        """Restore from published sums and the rows added since; return a description, or None if the sums cannot be used."""
         found = self.snapshots.read(path)
         if found is None:
             return None
@@ -194,7 +195,7 @@ class LiveHead:
         return self._roll_forward(adapter, at, f"the snapshot at position {at}")
 
     def _roll_forward(self, adapter: LinearAdapter, at: int, start: str) -> str | None:
-        """Add the rows that were added since a position; None unless that gives the digest, else what was done."""
+        """Add the rows that were added after a position; return a description, or None if the digest does not match."""
         if self.journal.last_erasure() > at:
             return None
         added = 0
@@ -208,7 +209,7 @@ class LiveHead:
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def changed_options(self) -> dict[str, Any]:
-        """Records of the head's options and of the choices made from data, where they differ from the store's."""
+        """Records of the head's options and of the choices made from data that differ from those in the store."""
         adapter = self.required()
         now = {"head": adapter.config(), "chosen": adapter.chosen()}
         return {name: value for name, value in now.items() if value != self.db.get(name, None)}
@@ -219,10 +220,10 @@ class LiveHead:
             self.db.put(name, value)
 
     def publish(self, changed: int, erased: bool) -> None:
-        """Save the statistics for others to follow: after an erasure, and when enough rows were changed.
+        """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
 
-        Sums from before an erasure are removed at once. For few rows nothing is published: summing them is faster. In a burst
-        of erasures only some are published, and other processes sum the rows.
+        Sums from before an erasure are removed at once. A store with few rows publishes nothing, because summing them is
+        faster. In a burst of erasures only some states are published, and other processes sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows
@@ -237,7 +238,8 @@ class LiveHead:
                     self._snapshot_position = -1
 
     def write_snapshot(self) -> None:
-        """Save the statistics beside the store, unless they are saved or not in step. Called under the write lock."""
+        """Save the statistics beside the store, unless they are already saved or out of date. The caller holds the write lock.
+        """
         adapter = self.adapter
         if not isinstance(adapter, LinearAdapter) or not adapter.exact or self.stale:
             return
@@ -248,15 +250,15 @@ class LiveHead:
         self._snapshot_position, self._rows_since_snapshot = self.position, 0
 
     def keep(self) -> None:
-        """Write options that were set, before the store closes, and a snapshot, which only saves time.
+        """Before the store closes, write options that were set, and write a snapshot to make the next opening fast.
 
-        StoreError if the options could not be written.
+        Raises StoreError if the options could not be written.
         """
         if self.adapter is None or self.stale:
             return
         changed: dict[str, Any] = {}
         try:
-            if self.db.changes() == self._seen:  # else others have written since, and theirs count
+            if self.db.changes() == self._seen:  # otherwise another process has written since, and its options take precedence
                 changed = self.changed_options()
             with self.db.transaction():
                 if changed and self.db.changes() == self._seen:

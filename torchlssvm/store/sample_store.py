@@ -213,7 +213,7 @@ class SampleStore:
                 return
             self._db.put("head", adapter.config())
             self._db.put("chosen", adapter.chosen())
-            self._db.put("fingerprint", self._source)
+            self._db.put("fingerprint", self._source or "")  # never absent: damage must not unbind the store
             self._db.put("created", now())
             self._db.put("compacted", 0)
             self.table.adopt_codec(adapter.codec())
@@ -357,7 +357,7 @@ class SampleStore:
     @property
     def fingerprint(self) -> str | None:
         """The network whose features the store takes, if it is bound to one."""
-        return self._db.get("fingerprint", None)  # type: ignore[no-any-return]
+        return self._db.get("fingerprint") or None
 
     def __len__(self) -> int:
         """The number of samples."""

@@ -218,7 +218,7 @@ class Transaction:
 
     def _check_source(self, given: str | None, empty: bool) -> None:
         """Refuse features of another network; the first ones with a fingerprint bind an empty store."""
-        bound = self.table.db.get("fingerprint", None)
+        bound = self.table.db.get("fingerprint") or None
         if given == bound:
             return None
         if bound is None and empty:
