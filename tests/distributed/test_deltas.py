@@ -466,3 +466,12 @@ def test_what_cannot_be_certified_stays_so(tmp_path):
     relayed = merge(batch(range(60)), Delta.take(master))
     assert relayed.uncertifiable == node.uncertifiable
     assert merge(head(), Delta.take(batch(range(60)))).uncertifiable is None
+
+
+def test_a_delta_by_way_of_another_node_counts_once():
+    first = Delta.like(head()).add(X[:9], Y[:9])
+    relay = merge(head(), first).add(X[20:25], Y[20:25])
+    master = merge(head(), first)
+    with pytest.raises(ValueError, match="merged already"):
+        merge(master, Delta.take(relay))
+    assert master.n == 9

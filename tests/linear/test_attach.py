@@ -692,3 +692,19 @@ def test_a_backbone_whose_batches_mix_images_is_found_by_the_trial() -> None:
         clf.add(torch.randn(4, 4), torch.arange(4) % 2)
     with pytest.raises(ValueError, match="deterministic must be"):
         attach(nn.Identity(), 2, in_features=4, deterministic=-1)
+
+
+def test_the_backbone_runs_without_autograd() -> None:
+    modes = []
+    clf = attach(Named("fc", lambda x: modes.append(torch.is_grad_enabled()) or x), 2, head=Recorder())
+    clf.backbone.requires_grad_(True)
+    clf(torch.randn(2, 3, 5, 5))
+    clf(torch.randn(2, 3, 5, 5))
+    assert modes == [False, False]
+
+
+def test_first_call_in_inference_mode_or_autocast() -> None:
+    for mode in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        clf, _ = make()
+        with mode:
+            assert clf.features(torch.randn(3, 12)).shape == (3, 5)

@@ -394,3 +394,38 @@ def check_erased(running: Process, options: dict[str, Any], request: str, subjec
         assert store.find(subject=subject) == []
     sample = {"ids": ["new"], "x": [[1.0, 1.0, 1.0]], "labels": [0], "subjects": [subject]}
     assert running.client.post("/samples", json=sample, headers=bearer("writer")).status_code == 409
+
+
+def test_an_erasure_that_fails_is_repeated(
+    client: TestClient, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "SECONDS_BETWEEN_TRIES", 0.05)
+    client.post("/samples", json=SAMPLES, headers=bearer("writer"))
+    options["outbox"].rename(options["outbox"].with_name("unmounted"))
+    request = erase(client, "customer-21")
+    end = time.monotonic() + 30
+    while client.get("/health").json()["status"] == "ok" and time.monotonic() < end:
+        time.sleep(0.02)
+    found = client.get(f"/erasures/{request}", headers=bearer("officer")).json()
+    assert "outbox" in found["problem"]
+    assert client.get(f"/erasures/{request}/certificate", headers=bearer("officer")).status_code == 409
+    options["outbox"].with_name("unmounted").rename(options["outbox"])
+    assert finished(client, request)["problem"] is None
+    assert client.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -> None:
+    running = Process(filled)
+    try:
+        with SampleStore(filled["store"], readonly=True) as reader, reader.view():
+            assert len(reader) == 4000  # this view keeps the service from finishing the compaction
+            request = erase(running.client, "person-3")
+            time.sleep(1.0)
+            running.kill()
+        with SampleStore(filled["store"], readonly=True) as reader:
+            assert reader.requests.get(request).skipped[-2:] == ["compacted", "certified"]
+        running = Process(filled)
+        check_erased(running, filled, request, "person-3")
+    finally:
+        running.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -459,3 +460,23 @@ def test_what_differs_most_is_named_first(tmp_path):
     attached(tmp_path / "s", "lssvm").store.close()
     with pytest.raises(ValueError, match="type is 'MarginHead', not 'LSSVMHead'"):
         attached(tmp_path / "s", "margin")
+
+
+def test_pixels_as_features_may_be_bytes():
+    clf = attach(nn.Linear(4, 2), 2)
+    clf.add(torch.tensor([[0, 1, 2, 3], [9, 9, 9, 9]], dtype=torch.uint8), torch.tensor([0, 1]))
+    assert clf.head.n == 2
+
+
+def test_readers_beside_an_erasure_see_one_state_or_the_other(data, tmp_path):
+    clf = attach(network(), K, grid=GRID, store=tmp_path / "store").fit(named(data))
+    before = clf(data[0])
+    seen: list[torch.Tensor] = []
+    reader = threading.Thread(target=lambda: seen.extend(clf(data[0]) for _ in range(50)))
+    reader.start()
+    clf.remove(subject="u2")
+    reader.join()
+    after = clf(data[0])
+    assert len(seen) == 50
+    assert all(torch.equal(s, before) or torch.equal(s, after) for s in seen)
+    clf.store.close()

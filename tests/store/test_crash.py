@@ -218,3 +218,18 @@ def test_a_torn_last_page(tmp_path: Path) -> None:
             (target / name).write_bytes(content[:-size] + os.urandom(min(size, len(content))))
             (target / "samples.sqlite-shm").unlink(missing_ok=True)
             assert outcome(target, digests) in ("last", "error"), (name, size)
+
+
+def test_a_snapshot_that_is_damaged_is_not_needed(tmp_path: Path) -> None:
+    digests = traffic(tmp_path / "store", 3)
+    snapshot = next((tmp_path / "store").glob("*.snapshot.pt"))
+    content = bytearray(snapshot.read_bytes())
+    rng = random.Random(0)
+    for _ in range(25):
+        damaged = bytearray(content)
+        for _ in range(rng.choice([1, 1, 8])):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        for path in (tmp_path / "store").glob("*.snapshot.pt"):
+            path.unlink()
+        snapshot.write_bytes(damaged[: rng.choice([len(damaged), len(damaged), len(damaged) // 2])])
+        assert outcome(tmp_path / "store", digests) == "last"

@@ -256,3 +256,16 @@ def test_a_request_may_arrive_on_a_day_that_is_tomorrow_elsewhere(store: SampleS
     assert store.requests.open("customer-1", received=here.isoformat()).open
     with pytest.raises(ValueError, match="in the future"):
         store.requests.open("customer-1", received=here + timedelta(days=1))
+
+
+def test_short_names_count_as_words(store: SampleStore) -> None:
+    store.apply(Add(["x1"], X[:1], Y[:1], "u42"))
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", reason="mail of U42.")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", reason="about x1")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", request_id="R-u42")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("Zo\u00eb", reason="letter of zoe\u0308")
+    assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support.faults import Failing, replaced
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import Database
 
 J, K, N = 7, 3, 40
 
@@ -699,3 +701,35 @@ def test_notes_are_written_with_the_events_or_not_at_all(store: SampleStore) -> 
     assert store.note("place") == 2
     assert "n" in store
     assert agree(store)
+
+
+def test_two_writers_take_turns(store: SampleStore, tmp_path: Path) -> None:
+    x, y = data(seed=5)
+    other = SampleStore(tmp_path / "store")
+    other.apply(Remove(subject="user-1"))
+    store.apply(Add(ids=["n"], x=x[:1], y=y[:1]))  # reloads first
+    assert agree(store)
+    other.apply(Relabel(ids=["n"], y=[2]))
+    assert agree(other)
+    assert store.head.digest() == other.head.digest()  # the head follows when it is looked at
+    assert store.position == other.position == 4
+    other.close()
+
+
+def test_a_failing_disk_takes_the_head_back(store: SampleStore) -> None:
+    """Whatever fails between the first statement and the commit, rows and head stay together."""
+    x, y = data(seed=8)
+    events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
+    before = (store.head.digest(), len(store), store.position)
+    for fail_at in range(1, 60):
+        try:
+            with replaced(Database, "errors", Failing(StoreError("disk I/O error"), fail_at)):
+                store.apply(events)
+        except StoreError:
+            assert (store.head.digest(), len(store), store.position) == before
+            assert agree(store)
+            continue
+        assert store.position == before[2] + 3
+        assert agree(store)
+        return
+    pytest.fail("the events never went through")
