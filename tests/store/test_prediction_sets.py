@@ -138,3 +138,24 @@ def test_confusion_matrix_and_single_pictures(pictures: tuple[Any, Tensor, Tenso
     assert clf.predict(x[0]).tolist() == clf.predict(x[:1]).tolist()
     with pytest.raises(ValueError, match="labels"):
         clf.confusion_matrix(x, y + 1)
+
+
+def test_first_guesses_of_a_newcomer(pictures: tuple[Any, Tensor, Tensor], tmp_path: Path) -> None:
+    clf, x, y = pictures
+    with pytest.raises(ValueError, match=r"add\(images, y\)"):
+        clf.fit(x, y)
+    with pytest.raises(ValueError, match="list of names"):
+        attach(nn.Linear(4, 3), 3, classes="abc")  # type: ignore[arg-type]
+    stored = classifier(4, 2, tmp_path / "store", classes=["ant", "bee"])
+    stored.add(torch.randn(20, 4), torch.arange(20) % 2, ids=[f"s{i}" for i in range(20)])
+    assert stored.add_classes("fox").classes == ["ant", "bee", "fox"]
+    for value in (math.nan, math.inf, -math.inf):
+        bad = torch.randn(3, 4)
+        bad[1, 2] = value
+        with pytest.raises(ValueError, match="1"):
+            stored.predict_set(bad)
+    for call in (lambda: stored.remove(ids=[]), lambda: stored.remove(subject=[])):
+        with pytest.raises(ValueError, match="is empty"):
+            call()
+    found = stored.store.label_errors()
+    assert len(repr(found).splitlines()) <= 10

@@ -60,6 +60,14 @@ class LabelErrors:
     ids: tuple[str, ...] | None = None
     classes: tuple[Any, ...] | None = None
 
+    def __repr__(self) -> str:
+        """The five most suspicious samples."""
+        named = [(i if self.ids is None else self.ids[i], given, better) for i, given, better in self.names(5)]
+        lines = [f"  {name}: labelled {given}, the model proposes {better}" for name, given, better in named]
+        more = len(self.suspects) - len(named)
+        lines += [f"  and {more} more"] if more > 0 else []
+        return "\n".join([f"LabelErrors: {len(self.suspects)} of {len(self.labels)} samples are suspicious", *lines])
+
     @property
     def suspects(self) -> Tensor:
         """The samples whose label the model would change, the most suspicious first."""

@@ -135,7 +135,7 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
             f"say so with --fingerprint {store.fingerprint}"
         )
     with progress(options, f"reading {options.features}"):
-        return read_file(options, store, ids=options.ids, subjects=options.subjects if labelled else None)
+        return read_file(options, store, ids=options.ids, subjects=getattr(options, "subjects", None))
 
 
 def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> Samples:
@@ -200,6 +200,7 @@ def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
     "Predict the classes of new samples. Prints CSV with the columns id, class and score, or JSON with --json; --out writes "
     "a file instead. Nothing is learned.",
     *SAMPLES,
+    option("--subjects", metavar="COLUMN", help="a column of the table that is not a feature"),
     option("--scores", action="store_true", help="add the score of every class"),
     option("--out", type=Path, metavar="FILE", help="write to FILE instead: .csv or .json"),
     FORCE,

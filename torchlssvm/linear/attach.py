@@ -20,7 +20,7 @@ from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_lay
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
 from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
-from torchlssvm.functional.checks import is_fake
+from torchlssvm.functional.checks import finite_scores, is_fake
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
@@ -145,6 +145,8 @@ def attach(
 def _class_names(classes: Sequence[str] | None, num_classes: int) -> list[str] | None:
     if classes is None:
         return None
+    if isinstance(classes, str):
+        raise ValueError(f"classes must be a list of names, got the text {classes!r}: pass [{classes!r}, ...]")
     names = [str(name) for name in classes]
     if len(names) != num_classes or len(set(names)) < num_classes:
         raise ValueError(f"classes must be {num_classes} different names, got {names}")
@@ -376,8 +378,8 @@ class AttachedClassifier(nn.Module):
         phi = phi.flatten(1) if phi.ndim > 2 else phi
         if phi.ndim != 2 or phi.shape[1] != self.in_features:
             raise ValueError(
-                f"the backbone gave {shape}, the head takes (B, {self.in_features}): "
-                "the backbone must end in its features, without a classifier and pooled to one vector an image"
+                f"the backbone gave {shape}, the head takes (B, {self.in_features}): either the input has another shape than "
+                "the samples learned, or the backbone does not end in its features, one vector for each image"
             )
         return phi.detach()
 
@@ -507,7 +509,8 @@ class AttachedClassifier(nn.Module):
         if self.samples is None:
             raise ValueError("predict_set needs the samples, and only a store keeps them: attach(..., store=folder)")
         own = self.samples.left_out_misfits(groups)
-        sets = misfit(self._in_batches(self, images, False, "predict_set")) <= threshold(own, level)
+        scores = finite_scores(self._in_batches(self, images, False, "predict_set"))
+        sets = misfit(scores) <= threshold(own, level)
         if not reject:
             return sets
         return torch.where(sets.sum(1) == 1, sets.to(torch.int64).argmax(1), -1)
@@ -612,6 +615,8 @@ class AttachedClassifier(nn.Module):
             store: the folder of a store, as for :func:`attach`.
             progress: show a bar in a terminal or notebook, if tqdm is installed.
         """
+        if isinstance(loader, Tensor):
+            raise ValueError("fit takes a DataLoader or batches: fit([(images, y)]); to add tensors, add(images, y)")
         if store is not None:
             self.join(store)
         if self.samples is not None:
@@ -738,6 +743,7 @@ class AttachedClassifier(nn.Module):
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
         """Make room for more classes, by their names or their number; a store records it in its journal."""
+        classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlssvm.backbone_hash import fingerprint
-from torchlssvm.events import Add, Relabel, Remove, as_list
+from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.features.description import describe_network
 from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
@@ -87,6 +87,8 @@ class AttachedSamples:
         several = not isinstance(subject, str | int) and subject is not None
         subjects = [] if subject is None else name_list(subject, "subject")
         named = [] if ids is None else name_list(ids, "an id")
+        if not subjects and not named:
+            raise ValueError(f"{'ids' if subject is None else 'subject'} is empty: name at least one")
         if receipt is not None:
             results = self.store.erase(subjects, named, receipt=receipt).results
         else:
@@ -96,4 +98,4 @@ class AttachedSamples:
 
     def relabel(self, ids: Any, y: Any) -> EventResult:
         """Change the labels of samples to y (B,)."""
-        return self.store.apply(Relabel(ids=as_list(ids) or [ids], y=y))
+        return self.store.apply(Relabel(ids=name_list(ids, "an id"), y=y))

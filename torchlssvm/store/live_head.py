@@ -238,8 +238,7 @@ class LiveHead:
                     self._snapshot_position = -1
 
     def write_snapshot(self) -> None:
-        """Save the statistics beside the store, unless they are already saved or out of date. The caller holds the write lock.
-        """
+        """Save the statistics beside the store, unless they are already saved or out of date. The caller holds the write lock."""
         adapter = self.adapter
         if not isinstance(adapter, LinearAdapter) or not adapter.exact or self.stale:
             return
@@ -258,7 +257,9 @@ class LiveHead:
             return
         changed: dict[str, Any] = {}
         try:
-            if self.db.changes() == self._seen:  # otherwise another process has written since, and its options take precedence
+            if (
+                self.db.changes() == self._seen
+            ):  # otherwise another process has written since, and its options take precedence
                 changed = self.changed_options()
             with self.db.transaction():
                 if changed and self.db.changes() == self._seen:

@@ -684,6 +684,7 @@ class SampleStore:
         targets, since their number of columns is fixed; StoreError for a kernel machine.
         """
         self._check_writable()
+        classes = [classes] if isinstance(classes, str) else classes
         names = [] if isinstance(classes, int) else [check_text(name, "a class") for name in classes]
         k = classes if isinstance(classes, int) else len(names)
         known = self.classes
