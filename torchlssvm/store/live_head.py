@@ -238,8 +238,7 @@ class LiveHead:
                     self._snapshot_position = -1
 
     def write_snapshot(self) -> None:
-        """Save the statistics beside the store, unless they are saved already or out of date. The caller holds the write lock.
-        """
+        """Save the statistics beside the store, unless they are saved or out of date. The caller holds the write lock."""
         adapter = self.adapter
         if not isinstance(adapter, LinearAdapter) or not adapter.exact or self.stale:
             return
