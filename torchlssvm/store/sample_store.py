@@ -1040,8 +1040,8 @@ class SampleStore:
         - It renumbers the rows, rewrites the database, empties the log and saves the statistics.
         - It removes older snapshots and the ``*.until-compaction`` files of other modules.
 
-        The log cannot be emptied while a reader is open. A StoreBusyError is then raised, and certificates contain ``compacted:
-        false`` until a compaction succeeds.
+        The log cannot be emptied while a reader is open. A StoreBusyError is then raised. Until a compaction succeeds,
+        certificates contain ``compacted: false``.
         """
         self._check_writable()
         with self._db.held(), threads_for(0):
