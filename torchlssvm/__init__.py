@@ -1,7 +1,7 @@
 """Classifier heads that learn and unlearn exactly.
 
-Each name below is imported when it is first used, so ``import torchlssvm`` alone loads almost nothing. Import other
-public names from their modules, e.g. ``torchlssvm.kernels`` or ``torchlssvm.errors``.
+Each name below is imported at its first use, so ``import torchlssvm`` alone loads almost nothing. Import other public names
+from their modules, e.g. ``torchlssvm.kernels`` or ``torchlssvm.errors``.
 """
 
 from typing import TYPE_CHECKING

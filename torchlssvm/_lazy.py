@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used (PEP 562), so that a program loads only what it needs."""
+"""Packages whose names are imported at their first use (PEP 562), so that a program loads only the modules it needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def lazy_names(
 
     Args:
         package: the package's ``__name__``.
-        homes: the module in which the public names are defined, and those names.
-        modules: modules of the package that are attributes of it without having been imported.
+        homes: a mapping from each module to the public names that it defines.
+        modules: modules of the package that are available as attributes without an explicit import.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     home_of |= {name: f"{package}.{name}" for name in modules}

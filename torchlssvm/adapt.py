@@ -1,7 +1,8 @@
-"""Train the network itself, on samples that may stay in it, with a boundary that certificates respect.
+"""Train the network itself on samples that never have to be erased, and keep a list of them for certificates.
 
-A head forgets a sample; a network that was trained on it does not. So :func:`adapt` takes samples that are public, or whose
-owners have agreed, and returns a list of these samples. A store that has the list refuses to certify their erasure.
+A head can forget a sample, but a network that was trained on the sample cannot. Therefore :func:`adapt` is meant for samples
+that are public, or whose owners have agreed. It returns a list of these samples. A store that has the list refuses to certify
+their erasure.
 
 >>> import tempfile
 >>> from torch import nn
@@ -36,16 +37,16 @@ __all__ = ["Adaptation", "adapt"]
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Samples that a network was trained on: their ids and subjects, in order; none for public data."""
+    """The ids and subjects of the samples that a network was trained on, in order. Both are empty for public data."""
 
     ids: tuple[str, ...] = ()
     subjects: tuple[str, ...] = ()
 
     def record(self, store: SampleStore) -> None:
-        """Note the samples in a store whose features come from the network; samples noted before stay.
+        """Record the samples in a store whose features come from the network. Samples recorded before are kept.
 
-        The names stay in the store as long as its network is in use, also after an erasure: they are why no certificate can be
-        issued. A network that is adapted again without them needs a new store.
+        The names stay in the store as long as its network is in use, even after an erasure, because they are the reason why no
+        certificate can be issued. A network that is adapted again without these samples needs a new store.
         """
 
         def merged(known: Any) -> dict[str, list[str]]:
@@ -60,19 +61,20 @@ def adapt(
     model: nn.Module, loader: Iterable[Any], *, public: bool = False, epochs: int = 8, rate: float = 5e-4,
     weight_decay: float = 0.01, augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Adaptation:  # fmt: skip
-    """Train all layers of a classifier on samples that may stay in it: AdamW, one cycle of the learning rate, cross entropy.
+    """Train all layers of a classifier with AdamW, a one-cycle learning rate and cross entropy.
 
-    Call it before :func:`torchlssvm.attach`, which takes off the last layer and freezes the rest. Batch norms keep their
-    statistics.
+    The network cannot forget these samples. Call this function before :func:`torchlssvm.attach`, which removes the last layer
+    and freezes the rest. Batch norms keep their statistics.
 
     Args:
-        model: a classifier with as many outputs as there are classes. It is changed.
-        loader: batches (x, y, ids) or (x, y, ids, subjects), or dicts of them; read once each epoch, so no generator.
-        public: the samples are public and belong to nobody: ids are not needed.
+        model: a classifier with as many outputs as there are classes. It is trained in place.
+        loader: batches (x, y, ids) or (x, y, ids, subjects), or dicts with these fields. The loader is read once per epoch, so
+            it cannot be a generator.
+        public: the samples are public and belong to nobody, so ids are not needed.
         epochs: passes over the data.
         rate: the largest learning rate.
-        weight_decay: of AdamW.
-        augment: changes a batch of inputs at random; this is the place for random augmentation.
+        weight_decay: weight decay of AdamW.
+        augment: a function that randomly augments a batch of inputs.
     """
     if epochs < 1 or iter(loader) is loader:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One hash of network, preprocessing and feature map, to recognize features that were computed in another way."""
+"""One hash of network, preprocessing and feature map, which reveals features that were computed in another way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fingerprint"]
 def fingerprint(
     backbone: nn.Module | None = None, preprocessing: Any = None, feature_map: nn.Module | None = None
 ) -> str:
-    """SHA-256 of all that turns inputs into features: the weights, the preprocessing (by its repr), the feature map.
+    """SHA-256 of everything that determines the features: the weights, the preprocessing (its repr) and the feature map.
 
     >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
     >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)

@@ -1,4 +1,4 @@
-"""Networks by name: torchvision's and timm's, with weights from their makers or from a file."""
+"""Networks of torchvision and timm by name, with published weights or weights from a file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ FROM_FILE = "Give a file with its state_dict: weights=FILE (on the command line 
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
-    """Build a network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
+    """Build a network including its last layer, e.g. ``mobilenet_v2`` of torchvision or ``timm/resnet18`` of timm.
 
-    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file
-    with a state_dict (the last layer may be missing, or be for other classes: it stays random), or ``"auto"``:
-    weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, else its maker's, else random ones, and a warning.
+    ``weights`` may be None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm,
+    or a file with a state_dict. If the last layer is missing in the file, or is for other classes, it stays random. ``"auto"``
+    takes weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, otherwise the published weights. If neither is
+    available, it issues a warning and uses random weights.
     """
     if weights == AUTO:
         return _best(name)
@@ -79,7 +80,7 @@ def _timm(name: str, weights: str | None, file: bool) -> nn.Module:
 
 
 def _read(model: nn.Module, name: str, path: Path) -> None:
-    """Read the weights of all layers but the last, which goes anyway."""
+    """Read the weights of all layers except the last one, which is replaced anyway."""
     state = load_pt(path)
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} is not a state_dict: a dict of tensors by name is expected")

@@ -20,7 +20,7 @@ def canonical(data: Any) -> bytes:
 
 
 def loads(text: str | bytes) -> Any:
-    """JSON without NaN, infinities, a key twice, or deep nesting; ValueError says which."""
+    """Parse JSON. Raises ValueError for NaN, infinities, a duplicate key or deep nesting."""
     comma: Any = b"," if isinstance(text, bytes) else ","
     if text.count(comma) > FREE_JSON_VALUES + len(text) // BYTES_PER_JSON_VALUE:
         raise ValueError("too many values for its length")

@@ -1,7 +1,7 @@
 """``torchlssvm demo``: learn, find wrong labels, correct them, erase a user, verify the erasure.
 
-The data ships with scikit-learn: 1,797 digits of 8x8 pixels. The samples live in a store in a temporary folder. Times include
-writing to the disk and bringing the weights up to date.
+The data ships with scikit-learn: 1,797 digits of 8x8 pixels. The samples are kept in a store in a temporary folder. The
+reported times include writing to the disk and updating the weights.
 """
 
 from __future__ import annotations

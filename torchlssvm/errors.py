@@ -1,6 +1,6 @@
-"""The errors and the warning of the library; ``torchlssvm`` itself has the most common ones.
+"""The errors and warnings of the library. The most common ones can also be imported from ``torchlssvm``.
 
-Each error also derives from the built-in one that fits it, so ``except ValueError`` keeps working where it should.
+Each error also derives from a suitable built-in error, so that e.g. ``except ValueError`` works as expected.
 """
 
 from typing import Any
@@ -24,36 +24,36 @@ __all__ = [
 
 
 class TorchLSSVMError(Exception):
-    """The base of every error that this library names.
+    """The base of all errors defined by this library.
 
-    Catch it to handle every error that is specific to this library. Plain mistakes in a call (a wrong shape, an
-    unknown option, a label out of range) raise the built-in ``ValueError`` or ``RuntimeError`` instead.
+    Catch it to handle every error that is specific to this library. Plain mistakes in a call (a wrong shape, an unknown option,
+    a label out of range) raise the built-in ``ValueError`` or ``RuntimeError`` instead.
     """
 
 
 class NotFittedError(TorchLSSVMError, RuntimeError):
-    """A prediction, or anything else derived from data, was asked of a machine that holds no samples.
+    """A machine without samples was asked for a prediction, or for another result derived from data.
 
-    Raised before the first ``add``, and again when everything that was added has been removed.
+    This error is raised before the first ``add``, and again after all samples have been removed.
     """
 
 
 class OutOfMemoryError(TorchLSSVMError, MemoryError):
-    """A change needs more memory than is free; it was refused before anything was allocated, and nothing was changed.
+    """A change needs more memory than is free. It was refused before any allocation, and nothing was changed.
 
-    The message gives both numbers of bytes and what to do: fewer features, or no sums per class.
+    The message gives the required and the free memory in bytes, and suggests a remedy: fewer features, or no sums per class.
     """
 
 
 class RemovalError(TorchLSSVMError, ValueError):
-    """The samples to be removed or relabelled are not held; the state is left as it was before the call.
+    """The samples to be removed or relabelled are not held. The state is the same as before the call.
 
-    Raised by the call itself, never by a later read. A head on a grid knows its rows by fingerprint and names the first one
-    that is not held; a store or a kernel machine knows ids and subjects. Where rows are not known (``head.unchecked`` says why)
-    the error is raised when the remaining sums could not be those of samples.
+    The call itself raises this error, never a later read. A head on a grid recognizes its rows by their fingerprints and names
+    the first row that is not held. A store or a kernel machine recognizes ids and subjects. If a head does not know its rows
+    (``head.unchecked`` gives the reason), the error is raised if no set of samples could have the remaining sums.
 
     Attributes:
-        row: the place in the call of the first row that is not held with its label, where that is known.
+        row: the index, in the call, of the first row that is not held with its label, if known.
         label: its label. held_label: another label with which the row is held, if any.
     """
 
@@ -65,81 +65,82 @@ class RemovalError(TorchLSSVMError, ValueError):
 class InterruptedUpdateError(TorchLSSVMError, RuntimeError):
     """An update was interrupted while sums were being changed in place, so the state is neither the old nor the new one.
 
-    Every use of the head is refused from then on: load a checkpoint into it (``head.load_state_dict``), or open its store
-    again. After an interrupt that came at any other time the head is as it was.
+    The head then refuses every use. Load a checkpoint into it (``head.load_state_dict``), or open its store again. An interrupt
+    at any other time leaves the head unchanged and does not raise this error.
     """
 
 
 class GridError(TorchLSSVMError, ValueError):
     """A value does not fit the fixed grid on which the statistics are summed exactly.
 
-    Raised when a feature or a target lies beyond the grid's limit, or when a sum could leave the range of 64-bit
-    integers. The message names the value and the limit; choose a ``FixedPoint`` with a larger ``limit`` (or fewer
-    ``bits``), scale the features, or give up bit-exactness with ``grid=None``.
+    This error is raised if a feature or a target exceeds the grid's limit, or if a sum could exceed the range of 64-bit
+    integers. The message names the value and the limit. Choose a ``FixedPoint`` with a larger ``limit`` (or fewer ``bits``),
+    scale the features, or give up bit-exactness with ``grid=None``.
     """
 
 
 class InexactDeviceError(TorchLSSVMError, RuntimeError):
-    """A device's float64 products are not exact, so that sums on a grid would be wrong there.
+    """The float64 products of a device are not exact, so sums on a grid would be wrong there.
 
-    Tested once for each process and device, when the first samples are summed there.
+    Each process tests each device once, when the first samples are summed on it.
     """
 
 
 class ConvergenceError(TorchLSSVMError, RuntimeError):
-    """A solver did not converge; no answer that violates its own conditions is returned.
+    """A solver did not converge. An answer that violates the solver's own conditions is never returned.
 
-    A ``LagrangianSVM`` ran out of steps; it still holds its samples. Allow more iterations or a larger tolerance, or choose
-    another solver, and read again. An ``IncrementalSVM`` does not change.
+    If a ``LagrangianSVM`` ran out of steps, it still holds its samples. Allow more iterations or a larger tolerance, or choose
+    another solver, and read the result again. An ``IncrementalSVM`` stays unchanged.
     """
 
 
 class VerificationError(TorchLSSVMError):
-    """A certificate does not hold: its signature, digest or contents disagree with what it is checked against.
+    """A certificate does not hold: its signature, digest or contents contradict the data it is checked against.
 
-    Raised by ``verify`` with the reason; a certificate without a signature counts as a failure too, unless
-    ``allow_unsigned=True``. ``check``: the :class:`~torchlssvm.audit.Check` that failed, None if it was not one of them.
+    ``verify`` raises this error with the reason. A certificate without a signature also fails, unless ``allow_unsigned=True``.
+    ``check`` is the :class:`~torchlssvm.audit.Check` that failed, or None if no such check failed.
     """
 
     check: Any = None
 
 
 class StoreError(TorchLSSVMError):
-    """A sample store cannot be used as asked: it is missing, foreign, newer, damaged, or not in step with its head.
+    """A sample store cannot be used as requested: it is missing, foreign, newer, damaged, or does not match its head.
 
-    The message says which file, what was found there and what can be done; the files are left as they were.
+    The message names the file, the problem and a remedy. The files were not changed.
     """
 
 
 class NotForgottenError(StoreError):
-    """A certificate was asked for samples that the network itself was trained on: the network still knows them."""
+    """A certificate was requested for samples that the network itself was trained on, so the network still knows them."""
 
 
 class StoreBusyError(StoreError):
-    """Another process or an open reader holds the store: nothing was changed, try again when it is done."""
+    """Another process or an open reader is using the store. Nothing was changed; try again later."""
 
 
 class StoreDiskError(StoreError):
-    """The disk of a store is full, fails or cannot be written: nothing was changed, fix the disk and try again."""
+    """The disk of a store is full, failing or not writable. Nothing was changed; fix the disk and try again."""
 
 
 class SuppressedError(TorchLSSVMError, ValueError):
-    """Samples that were erased on request are offered again: they are on the store's suppression list, and nothing was changed.
+    """Samples that were erased on request are on the store's suppression list and were added again. Nothing was changed.
 
-    Leave them out, let the store skip them (``SampleStore(..., erased="skip")``), or allow a lawful return (``store.readmit``).
+    Omit the samples, let the store skip them (``SampleStore(..., erased="skip")``), or allow a lawful return
+    (``store.readmit``).
     """
 
 
 class SuppressedWarning(UserWarning):
-    """A store may hold samples that were erased on request: an old copy was put back, or an erasure was interrupted.
+    """A store may hold samples that were erased on request, because an old copy was restored or an erasure was interrupted.
 
-    ``store.erase_returned()``, or ``torchlssvm suppression apply``, erases them again.
+    ``store.erase_returned()``, or ``torchlssvm suppression apply``, erases these samples again.
     """
 
 
 class NumericalWarning(UserWarning):
-    """A result was computed, but not in the way or to the accuracy that was asked for.
+    """A result was computed, but not by the requested method or not to the requested accuracy.
 
-    Issued when a factorization needed help, an update was replaced by a solve from the statistics, or a drift was found
-    larger than it should be. The message says what happened and what was done about it.
+    This warning is issued if a factorization had to be modified, an update was replaced with a solve from the statistics, or
+    the drift was larger than expected. The message describes what happened and how it was handled.
     """

@@ -80,7 +80,7 @@ def casefolded(text: str) -> str:
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text contains one of the given ids and subjects, in any case and any form of Unicode.
 
-    Long names are searched for anywhere in the text; short names only among its words and parts of words.
+    Long names are searched for anywhere in the text. Short names are compared only with its words and parts of words.
 
     >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"])
     (True, False)
@@ -97,9 +97,9 @@ def holds_name(text: str, names: Iterable[str | None]) -> bool:
 
 
 def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
-    """Check a text that is kept after an erasure: ValueError unless it is printable and contains none of the names.
+    """Check a text that is kept after an erasure. ValueError unless it is printable and contains none of the names.
 
-    Numbers of a few digits are allowed: a paragraph has dates and articles of laws.
+    Numbers of a few digits are allowed, because legal references contain dates and article numbers.
     """
     if not isinstance(text, str) or len(text) > LONGEST_TEXT or not text.isprintable():
         raise ValueError(
@@ -114,7 +114,7 @@ def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
 
 
 def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
-    """ValueError if an event id contains a sample's id or a subject, in any case: it stays in the journal after an erasure."""
+    """Raise ValueError if an event id contains a sample id or a subject, because it stays in the journal after an erasure."""
     if holds_name(event_id, names):
         raise ValueError(
             "event_id holds an id or the subject of its samples: it stays in the journal after an erasure. Choose another, or "
@@ -123,9 +123,9 @@ def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
 
 
 def check_text(value: Any, name: str) -> str:
-    """Check an id or a subject and return it as a ``str`` in Unicode form NFC; an integer becomes its digits.
+    """Check an id or a subject and return it as a ``str`` in Unicode form NFC. An integer is converted to its digits.
 
-    Unicode has several ways to write one name; NFC makes them equal.
+    Unicode has several ways to write the same name, and NFC makes them equal.
     """
     if isinstance(value, str):
         value = str.__str__(value)  # numpy's texts and enumerations are written as the text they hold
@@ -145,7 +145,7 @@ def check_text(value: Any, name: str) -> str:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The values of a list, tensor, array, Series or DataFrame of one column (None for what is missing there); else None."""
+    """The values of a list, tensor, array, Series or one-column DataFrame, with None for missing values; otherwise None."""
     if hasattr(value, "to_numpy"):
         array = value.to_numpy()
         absent = value.isna().to_numpy().reshape(-1) if hasattr(value, "isna") else np.zeros(array.size, bool)
@@ -160,7 +160,7 @@ def as_list(value: Any) -> list[Any] | None:
 
 
 def check_ids(value: Any) -> tuple[str, ...]:
-    """Sample ids: a non-empty sequence without repetition."""
+    """Check sample ids: a non-empty sequence without duplicates."""
     listed = as_list(value)
     if listed is None:
         raise ValueError(f"ids must be a list of texts or ints, one for each sample; got {value!r}")
@@ -175,7 +175,7 @@ def check_ids(value: Any) -> tuple[str, ...]:
 
 
 def check_features(value: Any, count: int | None) -> Tensor:
-    """x (B, J): finite numbers, one row for each id."""
+    """Check features x (B, J): finite numbers, one row for each id."""
     x = value.detach() if isinstance(value, Tensor) else checks.as_tensor(value, "x", CPU)
     if x.ndim != 2 or (count is not None and x.shape[0] != count):
         rows = "B" if count is None else count
@@ -187,7 +187,7 @@ def check_features(value: Any, count: int | None) -> Tensor:
 
 
 def check_targets(value: Any, count: int | None) -> Tensor:
-    """Labels (B,) or float targets (B, K); for a subject also one label for all its samples."""
+    """Check labels (B,) or float targets (B, K). For a subject, one label for all its samples is also allowed."""
     y = value.detach() if isinstance(value, Tensor) else checks.as_tensor(value, "y", CPU)
     if y.is_complex() or y.ndim > 2 or (y.ndim == 0 and count is not None):
         raise ValueError(
@@ -201,7 +201,7 @@ def check_targets(value: Any, count: int | None) -> Tensor:
 
 
 class EventBase:
-    """Base of the four events: the check of their fields, and comparison by value."""
+    """Base of the four events. It checks their fields and compares events by value."""
 
     kind: ClassVar[str]
     event_id: str
@@ -216,7 +216,7 @@ class EventBase:
         check_event_id(self.event_id, [*(ids or ()), *([subject] if isinstance(subject, str) else subject or ())])
 
     def _check_samples(self) -> int | None:
-        """Either ids or a subject; the number of samples if that is known."""
+        """Check that either ids or a subject is given; return the number of samples if it is known."""
         ids, subject = getattr(self, "ids", None), getattr(self, "subject", None)
         if (ids is None) == (subject is None):
             raise ValueError(f"{type(self).__name__} needs either ids or a subject, and not both")
@@ -227,7 +227,7 @@ class EventBase:
         return None
 
     def _check_held(self, features: str, targets: str, count: int | None) -> None:
-        """Samples as they were added: both features and targets, or neither; they need ids."""
+        """Check samples as they were added: either both features and targets, or neither. They require ids."""
         x, y = getattr(self, features), getattr(self, targets)
         if x is None and y is None:
             return
@@ -248,10 +248,10 @@ class EventBase:
 
 @dataclass(frozen=True, eq=False)
 class Add(EventBase):
-    """Learn samples: ids (B), x (B, J), y (B,) or (B, K); subject: whose they are, one name or one for each (or None).
+    """Learn samples: ids (B), x (B, J), y (B,) or (B, K). ``subject`` is the owner: one name, or a name or None per sample.
 
-    ``fingerprint`` names the network the features come from (see :mod:`torchlssvm.backbone_hash`); a store that is
-    bound to another one refuses them.
+    ``fingerprint`` names the network that computed the features (see :mod:`torchlssvm.backbone_hash`). A store that is bound to
+    another network refuses the samples.
     """
 
     kind: ClassVar[str] = "add"
@@ -293,7 +293,10 @@ class Add(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Remove(EventBase):
-    """Unlearn and erase samples: some by their ids, or all of a subject. x, y: as they were added; needed without a store."""
+    """Unlearn and erase samples by their ids, or all samples of a subject.
+
+    x, y: the samples as they were added; required without a store.
+    """
 
     kind: ClassVar[str] = "remove"
 
@@ -310,9 +313,10 @@ class Remove(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Relabel(EventBase):
-    """Give samples new labels (B,) or targets (B, K), by ids, or by subject in the order they were added (or one for all).
+    """Change the labels (B,) or targets (B, K) of samples, given by ids or by subject.
 
-    x, y_old: the samples as they were added; needed without a store.
+    The labels of a subject are in the order in which its samples were added, or a single label applies to all of them. x,
+    y_old: the samples as they were added; required without a store.
     """
 
     kind: ClassVar[str] = "relabel"
@@ -333,9 +337,9 @@ class Relabel(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Replace(EventBase):
-    """Exchange the features x (B, J) of samples, and their labels if y is given; ids, subject and commitments stay.
+    """Replace the features x (B, J) of samples, and their labels if y is given. Ids, subject and commitments stay the same.
 
-    x_old, y_old: the samples as they were added; needed without a store.
+    x_old, y_old: the samples as they were added; required without a store.
     """
 
     kind: ClassVar[str] = "replace"
@@ -362,7 +366,10 @@ EVENT_CLASSES: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel"
 
 
 def to_primitives(event: Event) -> dict[str, Any]:
-    """The event as a dict of texts, numbers and lists; features as base64 of little-endian numbers, with their shape."""
+    """Convert the event to a dict of strings, numbers and lists.
+
+    Features become base64 of little-endian numbers, with a shape.
+    """
     out: dict[str, Any] = {"kind": event.kind, "event_id": event.event_id}
     for name in ("ids", "subject", "fingerprint", "y", "x", "y_old", "x_old"):
         value = getattr(event, name, None)
@@ -378,7 +385,7 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
-    """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError if the data is not an event."""
+    """Invert :func:`to_primitives`. Features may also be plain lists of rows. ValueError if the data is not an event."""
     if not isinstance(data, Mapping) or data.get("kind") not in list(EVENT_CLASSES):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(EVENT_CLASSES)}; got {found!r}")

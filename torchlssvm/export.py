@@ -1,9 +1,9 @@
-"""Serving: a head as plain weights, and files that run without this library.
+"""Export for serving: a head as plain weights, and files that run without this library.
 
-``freeze`` drops the statistics. A linear head becomes an ``nn.Linear`` (one that normalizes rows first, if the head has
-``normalize``), which contains only the weights. So does a kernel machine with the linear kernel. With any other kernel, the
-frozen machine contains its support rows, which are training samples; it contains no ids, no labels and no rows with coefficient
-zero. Freeze again after an erasure: the old file still contains the erased row.
+``freeze`` drops the statistics. A linear head, or a kernel machine with the linear kernel, becomes an ``nn.Linear`` that
+contains only the weights. If the head has ``normalize``, the module normalizes rows first. With any other kernel, the frozen
+machine contains its support rows, which are training samples. It contains no ids, no labels and no rows with coefficient zero.
+Freeze again after an erasure, because the old file still contains the erased row.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -58,7 +58,7 @@ FROZEN_FORMAT = "torchlssvm-frozen-1"
 
 
 class NormalizedLinear(nn.Linear):
-    """An ``nn.Linear`` on rows that it normalizes first, by "l2" or "sqrt", as the head did."""
+    """An ``nn.Linear`` that first normalizes rows by "l2" or "sqrt", as the head did."""
 
     def __init__(self, in_features: int, out_features: int, normalize: str, device: Any = None, dtype: Any = None):
         super().__init__(in_features, out_features, device=device, dtype=dtype)
@@ -74,11 +74,11 @@ class NormalizedLinear(nn.Linear):
 
 
 class PairVotes(nn.Module):
-    """One-vs-one scores: a module with one output a pair, then votes, ties broken by margins.
+    """One-vs-one scores from a module with one output per pair: votes, with ties broken by margins.
 
-    As :func:`torchlssvm.functional.votes.votes`, by products.
+    The result equals :func:`torchlssvm.functional.votes.votes`, but is computed with matrix products.
 
-    G (pairs, K) is +1 for the first class of a pair, -1 for the second.
+    G (pairs, K) is +1 for the first class of a pair and -1 for the second.
     """
 
     def __init__(self, linear: nn.Module, num_classes: int):
@@ -101,7 +101,7 @@ class PairVotes(nn.Module):
 class KernelScores(nn.Module):
     """k(x, X) alpha + b with the support rows X (n, J), alpha (n, K) and b (K,).
 
-    ``augmented``: the kernel sees [x, -1], and X is so already.
+    ``augmented`` means that the kernel is applied to [x, -1], and X already has this form.
     """
 
     def __init__(self, kernel: Any, rows: Tensor, alpha: Tensor, b: Tensor, augmented: bool = False):
@@ -119,7 +119,7 @@ class KernelScores(nn.Module):
 
 
 class FlatFeatures(nn.Module):
-    """What a network returns as rows (B, J) of the head's float type."""
+    """Converts the output of a network to rows (B, J) of the head's float type."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -134,9 +134,9 @@ class FlatFeatures(nn.Module):
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
-    ``head``: a linear head (least-squares, margin or compact), any kernel machine, ``OneVsRest`` or
-    ``OneVsOne`` of one, or what ``attach`` made (its network comes along, as a copy). The result shares nothing with
-    the head, so later changes of the head do not affect it.
+    ``head`` is a linear head (least-squares, margin or compact), any kernel machine, ``OneVsRest`` or ``OneVsOne`` of one, or a
+    classifier that ``attach`` made (with a copy of its network). The result shares nothing with the head, so later changes of
+    the head do not affect it.
     """
     if isinstance(head, AttachedClassifier):
         backbone = copy.deepcopy(head.backbone)
@@ -158,7 +158,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype, normalize: str | None = None) -> nn.Linear:
-    """Make an ``nn.Linear`` that computes x @ weight.T + bias, of normalized rows where asked for."""
+    """Create an ``nn.Linear`` that computes x @ weight.T + bias, optionally on normalized rows."""
     shape = (weight.shape[1], weight.shape[0])
     linear = nn.Linear(*shape, device=weight.device, dtype=dtype)
     if normalize is not None:
@@ -214,9 +214,9 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
 def export_program(
     model: nn.Module, example: Any, path: str | os.PathLike[str] | None = None
 ) -> torch.export.ExportedProgram:
-    """``torch.export`` with a batch of any size; written to ``path`` (.pt2) if it is given.
+    """Run ``torch.export`` for a batch of any size; write the program to ``path`` (.pt2) if it is given.
 
-    example: a batch (B, ...), B >= 2, or a dict of tokens (B, T). Only its shape and type are used; the file does not
+    example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only its shape and type are used; the file does not
     contain its values.
     """
     given, shapes = _example(example)
@@ -240,9 +240,9 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) ->
 
 
 def _example(example: Any) -> tuple[Any, Any]:
-    """A batch without data of the same shape as the example, and which of its sizes may vary.
+    """Create a batch of the example's shape without its data, and determine which of its sizes may vary.
 
-    An exported program keeps the batch that it was traced with.
+    The example is replaced because an exported program keeps the batch that it was traced with.
     """
     batch = torch.export.Dim("batch")
     if isinstance(example, Mapping):
@@ -258,9 +258,9 @@ def _example(example: Any) -> tuple[Any, Any]:
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON).
+    """Write the weights of a frozen module with metadata: the format, each tensor's shape, and the given values (as JSON).
 
-    ``normalize`` is there too where rows are to be normalized before the weights apply.
+    The metadata also contain ``normalize`` if rows must be normalized before the weights are applied.
     """
     from safetensors.torch import save_file
 
@@ -279,7 +279,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
 def load_safetensors(
     path: str | os.PathLike[str], file_format: str = FROZEN_FORMAT
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Load the tensors and the metadata of a file of :func:`save_safetensors`; ValueError when it is another one."""
+    """Load the tensors and metadata of a file that :func:`save_safetensors` wrote. ValueError for any other file."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,7 +1,7 @@
 """Classifiers in the form of the Hugging Face hub: a folder with weights, a configuration and a model card.
 
-The folder contains the weights only, w and b of a linear head, unless you ask for statistics. The card names the grid, the
-hash of the backbone and the number of erasures. It never contains a digest, which could confirm a guess about an erased sample.
+The folder contains only the weights w and b of a linear head, unless you request statistics. The card names the grid, the hash
+of the backbone and the number of erasures. It never contains a digest, which could confirm a guess about an erased sample.
 Uploads and downloads need ``torchlssvm[hub]``; a local folder needs safetensors only.
 
 >>> import tempfile, torch
@@ -58,20 +58,21 @@ def save_pretrained(
     class_names: list[str] | None = None, store: SampleStore | None = None, repo_id: str | None = None,
     push_to_hub: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Write a head, or the head of an attached classifier, as a folder of the hub; the backbone stays out, its hash is in.
+    """Write a head, or the head of an attached classifier, as a hub folder. It contains the backbone's hash only.
 
     Args:
-        model: an ``LSSVMHead`` or ``MarginHead``, or what ``attach`` returned.
-        folder: is made; files of an earlier save are replaced. One that was interrupted cannot be read.
-        statistics: write the sums too, with which samples can be added and removed later. **They are sums over the samples:
+        model: an ``LSSVMHead``, a ``MarginHead``, or a classifier that ``attach`` returned.
+        folder: the folder to create. Files of an earlier save are replaced. An interrupted save cannot be read.
+        statistics: also write the sums, so that samples can be added and removed later. **They are sums over the samples:
             someone who has some of the samples may learn something about the others.** A ``MarginHead`` writes its samples
             themselves.
         class_names: (K,), for the card and the configuration.
-        store: of the samples, which knows the number of erasures; that of a classifier is used by itself. Certificates of
-            later erasures name the files written.
+        store: the store of the samples, which knows the number of erasures. The store of a classifier is used automatically.
+            Certificates of later erasures name the written files.
         repo_id: name on the hub, e.g. "user/model".
-        push_to_hub: upload the files to ``repo_id``; statistics that are there and were not asked for now are deleted.
-        options: of ``huggingface_hub.HfApi.upload_folder``.
+        push_to_hub: upload the files to ``repo_id``. Statistics from an earlier upload are deleted there if this call does not
+            write any.
+        options: options of ``huggingface_hub.HfApi.upload_folder``.
     """
     head: Any = model.head if isinstance(model, AttachedClassifier) else model
     if not isinstance(head, LinearHead):
@@ -147,15 +148,15 @@ def check_names(names: Any, K: int) -> list[str]:
 def from_pretrained(
     name: str | os.PathLike[str], backbone: nn.Module | None = None, *, statistics: bool = False, **options: Any
 ) -> nn.Module:
-    """Read what :func:`save_pretrained` wrote: scores of features, or of images behind the backbone.
+    """Load a model that :func:`save_pretrained` wrote. It scores features or, with a backbone, images.
 
     Args:
         name: a folder, or the name of a model on the hub.
-        backbone: the network as it was given to ``attach``, which is changed, or ``clf.backbone``. Its hash must be that of the
-            configuration.
-        statistics: return the head itself (or a classifier, with a backbone), which can add and remove samples. Only for a
-            model that was saved with them.
-        options: of ``huggingface_hub.snapshot_download``, e.g. ``revision``.
+        backbone: the network as it was passed to ``attach`` (it is changed in place), or ``clf.backbone``. Its hash must equal
+            the hash in the configuration.
+        statistics: return the head itself (with a backbone: a classifier), which can add and remove samples. The model must
+            have been saved with statistics.
+        options: options of ``huggingface_hub.snapshot_download``, e.g. ``revision``.
     """
     place = Path(name)
     if not place.is_dir():
@@ -206,7 +207,7 @@ def read_config(place: Path, name: Any) -> dict[str, Any]:
 
 
 def check_save(path: Path, metadata: Mapping[str, str], config: dict[str, Any]) -> None:
-    """ValueError if a file and the configuration are of two saves: one of them was interrupted, or a file was exchanged."""
+    """Raise ValueError if a file and the configuration are from different saves, after an interruption or an exchange."""
     if metadata.get("save") != config.get("save"):
         raise ValueError(f"{path} and {CONFIG_FILE} are of two saves: save the model again")
 

@@ -1,8 +1,8 @@
-"""One contract for removal: the caller names samples, and the adapter knows how the machine removes them.
+"""One interface for removal: the caller names samples, and the adapter knows how the machine removes them.
 
-Heads, statistics and deltas remove samples, ``remove(x, y)``. Kernel machines remove the ids that ``add`` returned,
-``remove(ids)``. :class:`SampleAdapter` drives either by the caller's names, so that corrections, sliding windows,
-cross-validation, label audits, stores and the conformance suite are written once, for both.
+Heads, statistics and deltas remove samples by value, ``remove(x, y)``. Kernel machines remove samples by the ids that ``add``
+returned, ``remove(ids)``. :class:`SampleAdapter` controls both kinds by the caller's names. Corrections, sliding windows,
+cross-validation, label audits, stores and the conformance suite therefore need only one implementation.
 """
 
 from __future__ import annotations
@@ -59,16 +59,19 @@ class SampleAdapter:
         return len(self.machine) if hasattr(self.machine, "__len__") else 0
 
     def find(self, name: Hashable) -> Any:
-        """Return the machine's id of a sample, or None. A sample added directly to the machine has its id, as text, as name."""
+        """Return the machine's id of a sample, or None.
+
+        The name of a sample added directly to the machine is its id as text.
+        """
         if name in self.ids or not (isinstance(name, str) and name.isdecimal()):
             return self.ids.get(name)
         number = int(name)
         return number if number in self.machine.ids.tolist() and number not in self.ids.values() else None
 
     def machine_ids(self, names: Names) -> Any:
-        """Return the machine's ids of samples: an int64 tensor (B,), or a list where they are not numbers.
+        """Return the machine's ids of samples: an int64 tensor (B,), or a list if the ids are not numbers.
 
-        RemovalError for a name without one.
+        Raises RemovalError for a name without an id.
         """
         names = listed(names)
         found = [self.find(name) for name in names]
@@ -89,7 +92,7 @@ class SampleAdapter:
         self.exchange(None, (names, x, y))
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
-        """Give samples the labels (B, ...) in place of y."""
+        """Change the labels of samples from y to ``labels`` (B, ...)."""
         if self.by_ids:
             self.machine.relabel(self.machine_ids(names), labels)
             return
@@ -97,7 +100,7 @@ class SampleAdapter:
         self.machine.relabel(old_x, old_y, labels, *extra)
 
     def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
-        """Add samples and remove others as one change, jointly where the machine has ``update``."""
+        """Add samples and remove others as one change, in a single step if the machine has ``update``."""
         new = None if added is None else self._samples(*added)
         old = None if removed is None else self._removal(*removed)
         given = None
@@ -129,7 +132,7 @@ class SampleAdapter:
         self.ids.clear()
 
     def _are_ids(self, given: Any) -> bool:
-        """Tell ids that ``add`` returned from the machine itself."""
+        """True if the result of ``add`` consists of ids and is not the machine itself."""
         return given is not self.machine and (isinstance(given, Sequence) or hasattr(given, "tolist"))
 
     def _samples(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ def statistics_from(
 ) -> Statistics:  # fmt: skip
     """Sum all samples of a Spark data set: ``map`` sums each partition, ``reduce`` adds the sums.
 
-    The result is, bit for bit, that of ``Statistics.add`` on the same samples; ``merge(head, Delta(result))`` puts it in a
+    The result equals, bit for bit, that of ``Statistics.add`` on the same samples. ``merge(head, Delta(result))`` adds it to a
     head.
 
     A null, a row of the wrong length or a value that is not a number raises ValueError.
@@ -40,10 +40,11 @@ def statistics_from(
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.
         in_features: J.
         num_classes: K.
-        grid: that of the head: a :class:`~torchlssvm.FixedPoint` or a number, its limit; ``"auto"`` needs an extra pass.
+        grid: the grid of the head: a :class:`~torchlssvm.FixedPoint`, or a number that is its limit. ``"auto"`` needs an extra
+            pass.
         per_class: as in the head (True with class weights).
-        columns: of a DataFrame: the features (an array or a vector) and the label.
-        depth: of the tree in which partial sums are added.
+        columns: the columns of a DataFrame: the features (an array or a vector) and the label.
+        depth: the depth of the tree in which partial sums are added.
         normalize: as in the head.
         scale: as in the head.
     """

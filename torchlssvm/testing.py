@@ -1,14 +1,14 @@
 """A conformance suite for machines with exact ``add`` and ``remove``.
 
-A machine is an ``nn.Module`` with ``add(x, y)``, ``remove``, ``relabel``, ``forward`` and ``predict``. Heads remove by sample,
-``remove(x, y)``; kernel machines by the ids that ``add`` returned, ``remove(ids)``; a :class:`SampleAdapter` drives both. Run
-one check or all of them::
+A machine is an ``nn.Module`` with ``add(x, y)``, ``remove``, ``relabel``, ``forward`` and ``predict``. Heads remove samples by
+value, ``remove(x, y)``. Kernel machines remove samples by the ids that ``add`` returned, ``remove(ids)``. A
+:class:`SampleAdapter` controls both kinds. Run one check or all of them::
 
     case = Case(lambda **kw: LSSVMHead(8, 3, grid=FixedPoint(8.0), **kw), x, y)
     check_machine(case)
 
-or, with pytest, parametrize over :data:`CHECKS`. Every check compares with a machine built from the surviving samples: by
-digest if the machine has one, otherwise by scores to ``tolerance``.
+or, with pytest, parametrize over :data:`CHECKS`. Every check compares the machine with one built from the remaining samples.
+The comparison uses the digest if the machine has one, otherwise the scores up to ``tolerance``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Loaded:
         return digest, (self.machine(self.case.x).clone() if self.held else None)
 
     def truth(self) -> Loaded:
-        """A machine that was only ever given the samples held."""
+        """A machine that was only ever given the samples that this machine holds now."""
         other = Loaded(self.case, self.case.make())
         other.labels = self.labels.clone()
         other.add(torch.tensor(sorted(self.held), dtype=torch.int64))
@@ -101,7 +101,7 @@ def has_digest(machine: Any) -> bool:
 
 
 def assert_same(a: Loaded, b: Loaded, exact: bool = False) -> None:
-    """Equal digests (where there are any) and equal scores: to the tolerance, or to the bit."""
+    """Assert equal digests (if there are any) and equal scores, up to the tolerance or to the bit."""
     digest_a, scores_a = a.state()
     digest_b, scores_b = b.state()
     if digest_a != digest_b:
@@ -153,7 +153,7 @@ def check_removal_is_never_seen(case: Case) -> None:
 
 
 def check_relabel(case: Case) -> None:
-    """Relabelling is removing with the old label and adding with the new one; and it can be undone."""
+    """Relabelling equals removing with the old label and adding with the new one, and it can be undone."""
     order = _every(case, 5)
     machine, before = case.fresh(order), case.fresh(order)
     some = order[:6]
@@ -190,7 +190,7 @@ def check_empty_batches(case: Case) -> None:
 
 
 def check_failed_calls_change_nothing(case: Case) -> None:
-    """Bad input is refused with an error of the documented kind, and the state is as before."""
+    """Invalid input raises an error of the documented type and leaves the state unchanged."""
     for pending in (False, True):
         machine, other = case.fresh(torch.arange(4, 20)), case.fresh(torch.arange(4, 20))
         if pending:
@@ -228,7 +228,7 @@ def check_inputs_are_left_alone(case: Case) -> None:
 
 
 def check_copies_and_files(case: Case) -> None:
-    """Pickling, deepcopy and state_dict (loaded with weights_only) keep state and scores to the bit, and go on."""
+    """Pickling, deepcopy and state_dict (loaded with weights_only) preserve state and scores to the bit, and can continue."""
     order = _every(case, 7)
     machine = case.fresh(order[:-6])
     machine.remove(order[:3])
@@ -247,7 +247,7 @@ def check_copies_and_files(case: Case) -> None:
 
 
 def check_dtype_stays(case: Case) -> None:
-    """``.half()`` and friends leave the machine's own precision alone."""
+    """``.half()`` and similar calls do not change the machine's own precision."""
     machine, other = case.fresh(_every(case)), case.fresh(_every(case))
     nn.ModuleList([machine.machine]).half()
     assert_same(machine, other, exact=True)
@@ -256,7 +256,7 @@ def check_dtype_stays(case: Case) -> None:
 
 
 def check_inference_mode(case: Case) -> None:
-    """Changes made in inference mode can be built upon outside it."""
+    """Changes made in inference mode can be continued outside it."""
     order = _every(case, 8)
     machine = case.fresh()
     with torch.inference_mode():

@@ -41,14 +41,14 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 class FileHashes:
-    """SHA-256 of regular files, within bounds: each file is read once, under however many names, and ``most`` bytes in all."""
+    """SHA-256 of regular files within limits. Each file is read once, even under several names, and ``most`` bytes in total."""
 
     def __init__(self, most: int):
         self.left = most
         self.known: dict[tuple[int, int], bytes] = {}
 
     def sha256(self, path: str | os.PathLike[str]) -> bytes | None:
-        """The hash of a file's bytes; None if it is not a regular file, cannot be read, or is larger than what is left."""
+        """The hash of a file's bytes; None if it is not a regular file, cannot be read, or exceeds the remaining limit."""
         try:
             check_regular(path)
             with open(path, "rb") as file:
@@ -69,10 +69,10 @@ class FileHashes:
 
 
 def load_tensors(file: Any) -> Any:
-    """Load plain data that ``torch.save`` wrote, from a path or from a file in memory; nothing in it may grow when it is read.
+    """Load plain data that ``torch.save`` wrote, from a path or a file in memory. No data may grow when it is read.
 
-    ValueError if the archive is packed, or if a tensor claims more bytes than the file holds for it (a stride of 0 makes a
-    kilobyte look like a gigabyte). torch's own reader raises errors of many kinds for other damage.
+    Raises ValueError if the archive is compressed, or if a tensor claims more bytes than the file holds for it (a stride of 0
+    makes a kilobyte look like a gigabyte). For other damage torch's own reader raises errors of many kinds.
     """
     import torch
 

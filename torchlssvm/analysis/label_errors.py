@@ -1,7 +1,7 @@
-"""Labels that are probably wrong: found by leave-one-out margins, proposed as events.
+"""Find labels that are probably wrong by their leave-one-out margins, and propose corrections as events.
 
-A sample is suspicious if a model trained without it predicts another class. The ranking needs no threshold and no folds, and
-``pred_probs`` are out-of-sample probabilities in the form that cleanlab takes.
+A sample is suspicious if a model trained without it predicts another class. The ranking needs no threshold and no folds.
+``pred_probs`` are out-of-sample probabilities in the form that cleanlab expects.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -45,7 +45,8 @@ class LabelErrors:
 
     Attributes:
         labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
-        margins: the score of the label minus the best other score (n,): negative means that the model prefers another.
+        margins: the score of the label minus the best other score (n,): a negative margin means that the model prefers another
+            class.
         order: all samples (n,), the most suspicious first. proposed: the class that the model prefers (n,).
         pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
         classes: the names of the classes, or None.
@@ -74,7 +75,7 @@ class LabelErrors:
         return self.order[self.margins[self.order] < 0]
 
     def names(self, count: int | None = None) -> list[tuple[int, Any, Any]]:
-        """The most suspicious samples as (row, label given, class proposed), with class names where there are some."""
+        """The most suspicious samples as (row, given label, proposed class), with class names if there are any."""
         classes = range(self.scores.shape[1]) if self.classes is None else self.classes
         rows = self.suspects[:count].tolist()
         return [(i, classes[int(self.labels[i])], classes[int(self.proposed[i])]) for i in rows]
@@ -82,7 +83,7 @@ class LabelErrors:
     def events(self, count: int | None = None) -> list[Relabel]:
         """Propose new labels for the most suspicious samples, one event each. Review the events before you apply them.
 
-        ``count``: the most events to return; there are fewer if fewer samples are suspicious.
+        ``count`` is the maximum number of events. Fewer events are returned if fewer samples are suspicious.
         """
         if self.ids is None:
             raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
@@ -94,18 +95,18 @@ def find_label_errors(
     head: Any, x: Any, y: Any, ids: Sequence[Any] | None = None, *, weight: Any = None, groups: Any = None,
     lift: int | None = None,
 ) -> LabelErrors:  # fmt: skip
-    """Rank samples held by a head by their leave-one-out margin; one pass, nothing is refitted.
+    """Rank samples held by a head by their leave-one-out margin, in one pass and without refitting.
 
     With ``multiclass="ovo"`` the score of a class is its lowest score against any other class. This takes longer. It finds more
     errors if a class lies between others, so that one linear score cannot separate it from the rest (pixels, for example).
 
     Args:
-        head: a linear head that holds them; ``groups`` are not for a ``CompactLSSVMHead``.
+        head: a linear head that holds the samples. A ``CompactLSSVMHead`` does not support ``groups``.
         x: (n, J), as added.
         y: (n,), as added.
         weight: (n,), as added.
-        ids: of the samples, for ``events``.
-        groups: (n,), e.g. users who may have mislabelled all of their samples: scores are then leave-group-out.
+        ids: the ids of the samples, for ``events``.
+        groups: (n,), e.g. users who may have mislabelled all of their samples. The scores are then leave-group-out scores.
         lift: rank by a head on this many random features (:class:`~torchlssvm.features.RandomReLU`) of x, which must then be
             all samples. With many classes and few features, 2,000 find more errors.
     """
@@ -126,7 +127,7 @@ def find_label_errors(
 def from_scores(
     scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None, *, classes: Sequence[Any] | None = None
 ) -> LabelErrors:
-    """The same from leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,)."""
+    """Rank samples by leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,)."""
     if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != scores.shape[:1] or labels.is_floating_point():
         raise ValueError(
             f"needed: scores (n, K >= 2) and integer labels (n,); got {tuple(scores.shape)} and {tuple(labels.shape)}, "

@@ -15,13 +15,14 @@ from torchlssvm.sample_adapter import SampleAdapter
 class SlidingWindow:
     """The last ``size`` samples of a stream, learned by any machine that has ``add`` and ``remove``.
 
-    When samples leave the window, a head (or ``Statistics``, or a ``Delta``) gets exactly the samples that were added, to the
-    bit; a machine whose ``add`` returns ids gets the ids. So if the machine is exact, it always equals a machine that only ever
-    saw the samples in the window. The window holds these samples; the machine need not.
+    When samples leave the window, the window removes them from the machine. It passes a head (or ``Statistics``, or a
+    ``Delta``) exactly the samples that were added, to the bit, and a machine whose ``add`` returns ids gets the ids. An exact
+    machine therefore always equals a machine that only ever saw the samples in the window. The window stores these samples, so
+    the machine need not.
 
     Args:
         machine: anything with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids.
-        size: how many samples it keeps.
+        size: the number of samples that the window keeps.
 
     Example:
         >>> from torchlssvm import FixedPoint, LSSVMHead
@@ -48,15 +49,15 @@ class SlidingWindow:
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over the samples held, in the parts they came in, oldest first: (x, y), or (ids,)."""
+        """Iterate over the samples held, oldest first, in the batches in which they arrived: (x, y), or (ids,)."""
         if self._samples.by_ids:
             return iter([(self._samples.machine_ids(places),) for places, *_ in self._parts])
         return iter([part[1:] for part in self._parts])
 
     def add(self, x: Tensor, y: Tensor) -> SlidingWindow:
-        """Take in samples x (B, ...), y (B, ...), in the order of arrival, and retire the oldest beyond ``size``.
+        """Add samples x (B, ...), y (B, ...), in the order of arrival, and remove the oldest samples beyond ``size``.
 
-        If the machine raises an error, for the new samples or for those to be retired, the window does not change.
+        If the machine raises an error, for the new samples or for those to be removed, the window does not change.
         """
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:
@@ -87,7 +88,7 @@ class SlidingWindow:
         return tuple(torch.cat(column) for column in zip(*leaving, strict=True)) or None, rest
 
     def clear(self) -> SlidingWindow:
-        """Retire all samples of the window."""
+        """Remove all samples of the window."""
         leaving, _ = self._split(self._length)
         self._samples.exchange(None, leaving)
         self._parts.clear()

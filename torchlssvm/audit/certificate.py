@@ -4,12 +4,12 @@ The subject of the statement is the hash of the store's journal. The predicate h
 schema is ``schemas/certificate.json``. The payload is canonical JSON: sorted keys, separators "," and ":", no other white
 space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 
-A certificate contains no plain digest of the statistics, which together with the remaining rows would confirm a guess about a
-sample that is erased later. It contains a commitment instead: HMAC-SHA-256(key of the journal's position, digest). The key
-stays in the store until the first compaction after the state has changed. An :class:`Opening` gives it to a verifier without
-the store.
+A certificate contains no plain digest of the statistics. With a digest and the remaining rows, one could confirm a guess about
+a sample that is erased later. The certificate contains a commitment instead: HMAC-SHA-256(key of the journal's position,
+digest). The key stays in the store until the first compaction after the state has changed. An :class:`Opening` gives the key to
+a verifier who does not have the store.
 
-The envelope (Dead Simple Signing Envelope, version 1) has signatures over type and payload:
+The envelope (Dead Simple Signing Envelope, version 1) contains signatures over the type and the payload:
 
     signed bytes = "DSSEv1" SP len(type) SP type SP len(payload) SP payload        (lengths in decimal, SP one space)
 
@@ -265,7 +265,8 @@ def from_base64(text: str) -> bytes:
 def public_choices(head: Any, key: bytes | None) -> dict[str, dict[str, str]]:
     """Choices that a linear head made from data: the method in plain text, the value of a rho or calibration as a commitment.
 
-    Such a value reveals as much as a digest. With a key there is HMAC(key, "choice " || canonical JSON of its facts).
+    Such a value reveals as much as a digest. If a key is given, the commitment is HMAC(key, "choice " || canonical JSON of its
+    facts).
     """
     out = {}
     for name, choice in head.choices.items():

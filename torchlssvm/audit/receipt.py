@@ -59,9 +59,10 @@ class ErasureReceipt:
         return len(self.ids)
 
     def check(self, certificate: Certificate) -> Check:
-        """Check that a certificate is about these samples; VerificationError if it is not.
+        """Check that a certificate is about these samples. Raises VerificationError if it is not.
 
-        The request, and the people in it, count only if the certificate contains the same request with the same names.
+        The request, and the people named in it, are confirmed only if the certificate contains the same request with the same
+        names.
         """
         certified = {event["event_id"]: event for event in certificate.events if event["kind"] == "remove"}
         for event in self.events:

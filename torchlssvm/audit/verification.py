@@ -1,8 +1,8 @@
 """The verification of certificates.
 
-A certificate says that samples were erased from a store, and commits to the state of the head since then. ``verify`` takes none
-of that on trust: it checks the signature with the verifier's own key and solves the weights again from the statistics. With the
-store it also recomputes the statistics from the remaining rows and checks the journal.
+A certificate states that samples were erased from a store, and commits to the state of the head since then. ``verify`` trusts
+neither statement. It checks the signature with the verifier's own key, and solves the weights again from the statistics. With
+the store it also recomputes the statistics from the remaining rows and checks the journal.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def check_journal(given: Examined) -> Check:
 
 
 def check_erased(given: Examined) -> Check:
-    """Check that every row is one that the journal has as present, so none is an erased sample; sum the rows again."""
+    """Check that the journal records every row as present, so that no row is an erased sample; sum the rows again."""
     given.count, given.digest = given.store.recompute(given.entries, given.fast)
     erased = {c for event in given.cert.events if event["kind"] == "remove" for c in event["commitments"]}
     return Check("erased", Outcome.HOLDS, {"samples": len(erased)})

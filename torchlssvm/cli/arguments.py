@@ -19,7 +19,7 @@ Option: TypeAlias = Callable[[Any], object]
 
 
 class UsageError(Exception):
-    """A wrong command line. ``parser``: that of the command, if it is known."""
+    """A wrong command line. ``parser`` is the parser of the command, if it is known."""
 
     def __init__(self, message: str, parser: argparse.ArgumentParser | None = None):
         super().__init__(message)
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class StoreOnce(argparse.Action):
-    """Store the value of an option. A second value is an error, since one of the two would be lost."""
+    """Store the value of an option. A second value is an error, because one of the two values would be lost."""
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None

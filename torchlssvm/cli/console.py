@@ -40,7 +40,7 @@ def one_line(error: BaseException) -> str:
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:
     """Print the result of a command, as one JSON object or as text, and return OK.
 
-    If that fails, the OutputError says whether the change was made. Pass text that contains names from files as a list of
+    If printing fails, the OutputError says whether the change was made. Pass text that contains names from files as a list of
     lines, so that line breaks in the names are escaped too.
     """
     lines = text if isinstance(text, str) else "\n".join(map(printable, text))

@@ -1,20 +1,22 @@
 """Applies events to any head or kernel machine, with or without a store, each exactly once. It needs no Trainer.
 
 A store knows its samples, and its journal records which events were applied. Without a store,
-:class:`~torchlssvm.corrections.head_samples.HeadSamples` does this, and the events carry the samples as they were added.
+:class:`~torchlssvm.corrections.head_samples.HeadSamples` keeps this record, and the events carry the samples as they were
+added.
 
-**Learn, then remove.** A run that learns its samples batch by batch tells the corrector which it has seen so far
-(``SeenSamples``). An event that names a sample which has not arrived waits in a queue, and so does a later event that names
-one of its samples. When a batch brings the last of these samples, one transaction learns the batch and applies the event: Add,
-then Remove. On a grid the result is, bit for bit, that of a head that never saw the sample, and the sample is never durable or
-used for predictions. A sample counts as arrived if a suppression list leaves it out, or if it is to be removed and cannot be
-learned. If some samples of a Remove have arrived and gone, it is applied to the remaining ones.
+**Learn, then remove.** A run that learns its samples batch by batch records which samples it has seen so far (``SeenSamples``).
+An event that names a sample which has not arrived waits in a queue. Later events that name one of its samples wait too. When a
+batch brings the last missing sample, one transaction learns the batch and applies the event: Add, then Remove. If the head sums
+on a grid, its result equals, bit for bit, that of a head that never saw the sample. The sample is never durable and never used
+for predictions. A sample also counts as arrived if a suppression list excludes it, or if it is to be removed and cannot be
+learned. If some samples of a Remove have arrived and been removed already, the Remove is applied to the remaining samples.
 
-An event that treats all samples of a subject alike (a Remove, or a Relabel with one label) is applied to the samples that are
-held and then stays on watch: until the run ends, it is applied again with each batch that brings more samples of the subject.
+Some events treat all samples of a subject alike: a Remove, or a Relabel with one label. Such an event is applied to the samples
+that are held and then stays on watch. Until the run ends, it is applied again with each batch that brings more samples of the
+subject.
 
 Events that arrive together change the head once, with one matrix product. If the head refuses them, they are tried in halves to
-find the bad events; the others are applied in order.
+find the invalid events. The other events are applied in order.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ ReadyEvents = list[tuple[WaitingEvent, Event | None]]
 
 
 class MissingSample(Exception):
-    """A sample of an event has not arrived."""
+    """Raised if a sample of an event has not arrived."""
 
 
 class Corrector:
@@ -59,7 +61,7 @@ class Corrector:
     Args:
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead` or a kernel machine.
         store: a :class:`~torchlssvm.store.SampleStore` with this head.
-        seen: the samples that a run has seen so far. With it, events for samples that have not arrived are held.
+        seen: the samples that a run has seen so far. If given, events for samples that have not arrived wait in a queue.
 
     >>> import torch
     >>> from torchlssvm import FixedPoint, LSSVMHead
@@ -97,7 +99,7 @@ class Corrector:
     def apply(self, events: Iterable[Event]) -> list[EventOutcome]:
         """Apply events in order. A refused event changes nothing and does not block the others.
 
-        In a run, an event for a sample that has not arrived waits, and so do later ones that name the same sample.
+        In a run, an event for a sample that has not arrived waits, and so do later events that name the same sample.
         """
         given = [WaitingEvent(event) for event in events]
         for pending in given:
@@ -108,18 +110,18 @@ class Corrector:
         return [pending.outcome or EventOutcome.of(pending.event, "held") for pending in given]
 
     def apply_pending(self, final: bool = False) -> None:
-        """Apply the events that waited, as far as their samples have arrived; :meth:`take_answered` returns their outcomes.
+        """Apply the waiting events whose samples have arrived. :meth:`take_answered` returns their outcomes.
 
-        ``final``: the pass over the samples is over. A removal then no longer waits for an earlier event about the same sample
-        that itself still waits for another sample.
+        ``final`` means that the pass over the samples is over. A removal then no longer waits for an earlier event about the
+        same sample, even if the earlier event still waits for another sample.
         """
         if len(self.pending):
             self._settle([], [], None, final)
 
     def learn(self, additions: list[Add], notes: dict[str, Any] | None = None, settle: bool = True) -> None:
-        """Learn new samples and apply the events that waited for them, as one change; ``notes`` go into the store with it.
+        """Learn new samples and apply the events that waited for them, as one change that also writes ``notes`` to the store.
 
-        ``settle=False``: the events wait until ranks have added up what they learned.
+        With ``settle=False`` the events wait until all ranks have added up the samples they learned.
         """
         arrived = {("id", i) for i in self.unusable}.union(*(WaitingEvent(event).names for event in additions))
         self._settle(additions, [], arrived if settle else set(), notes=notes)
@@ -127,9 +129,9 @@ class Corrector:
     def leave_out_unusable(
         self, x: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
     ) -> list[int]:
-        """Return the indices ``new`` without the samples that cannot be learned and that a waiting event removes anyway.
+        """Return the indices ``new`` without samples that cannot be learned and that a waiting event removes anyway.
 
-        Features that are not finite, or beyond the limit of the head's grid, cannot be learned.
+        Features that are not finite, or that exceed the limit of the head's grid, cannot be learned.
         """
         grid = getattr(self.head, "grid", None)
         limit = grid.max_value if isinstance(grid, FixedPoint) else torch.finfo(torch.float64).max
@@ -139,12 +141,12 @@ class Corrector:
         return [k for k in new if k not in out]
 
     def take_answered(self) -> list[tuple[Item, EventOutcome]]:
-        """Return the outcomes, since the last call, of events that waited. A refused one is kept until :meth:`give_up`."""
+        """Return the outcomes of waiting events since the last call. A refused event is kept until :meth:`give_up`."""
         taken, self.answered = self.answered, []
         return taken
 
     def give_up(self, event: Event) -> None:
-        """Drop a refused event once it is recorded elsewhere. Another event with the same id stays in the queue."""
+        """Drop a refused event after it was recorded elsewhere. Another event with the same id stays in the queue."""
         if event.event_id in self.pending and self.pending[event.event_id].refused:
             pending = self.pending[event.event_id]
             if self.store is not None:
@@ -158,11 +160,11 @@ class Corrector:
     ) -> ReadyEvents:
         """Select the events that can be applied once the additions are learned.
 
-        An event that waits blocks the later ones that name one of its samples. ``touched``: only events about these samples
-        and subjects are looked at, and those behind them; None: all.
+        A waiting event blocks later events that name one of its samples. If ``touched`` is given, only events about these
+        samples and subjects, and the events blocked by them, are examined. None examines all events.
         """
         arriving = {i: whose for event in additions for i, whose in zip(event.ids, event.subjects, strict=True)}
-        new, gone = dict(arriving), set[str]()  # by the change so far: samples that come, and samples that go
+        new, gone = dict(arriving), set[str]()  # the samples that the change so far adds, and those that it removes
         blocked: set[Name] = set()
         ready: ReadyEvents = []
         for pending in queue:
@@ -195,9 +197,9 @@ class Corrector:
         return ready
 
     def _left_to_do(self, event: Event, new: dict[str, str | None], gone: set[str]) -> Event | None:
-        """The part of an event that is left to do where samples come (``new``, with their subjects) and go with it.
+        """Return the part of an event that remains, given the samples that arrive (``new``, with subjects) and are removed.
 
-        MissingSample if it has to wait; an error if it can never be applied.
+        Raises MissingSample if the event must wait, and another error if it can never be applied.
         """
         if self.seen is None or isinstance(event, Add) or self.samples.has_applied(event.event_id):
             return event
@@ -221,11 +223,11 @@ class Corrector:
         return without_samples(event, missing)
 
     def _ids_of(self, subject: str, new: dict[str, str | None]) -> list[str]:
-        """List the samples of a subject that are held or come."""
+        """List the samples of a subject that are held or arriving."""
         return list(dict.fromkeys([*self.samples.find(subject=subject), *(i for i in new if new[i] == subject)]))
 
     def _were_left_out(self, ids: Sequence[str]) -> bool:
-        """True if samples that arrived were never learned."""
+        """True if some samples arrived but were never learned."""
         rest = [i for i in ids if i not in self.suppressed | self.unusable]
         return not rest or (self.store is not None and all(self.store.suppression.erased(rest, [None] * len(rest))))
 
@@ -239,7 +241,7 @@ class Corrector:
         final: bool = False,
         notes: dict[str, Any] | None = None,
     ) -> None:
-        """Apply additions, and those events of the queue and new ones that can then be applied; the others wait."""
+        """Apply additions, and all queued and new events that can then be applied. The other events wait."""
         waited = [pending for pending in self.pending if not pending.refused]
         ready = self._select(additions, [*waited, *new], touched, final)
         chosen = {id(pending) for pending, _ in ready}
@@ -262,9 +264,9 @@ class Corrector:
                 self.answered.append((Item(pending.event), pending.outcome))
 
     def _commit(self, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any], final: bool) -> None:
-        """Apply additions and events in one transaction; bad events are found by trying, and left out."""
+        """Apply additions and events in one transaction. Invalid events are found by trial and left out."""
         by_ids = isinstance(self.samples, HeadSamples) and self.samples.machine.by_ids
-        if by_ids and len(additions) + len(ready) > 1:  # a kernel machine alone takes one event at a time
+        if by_ids and len(additions) + len(ready) > 1:  # a kernel machine without a store takes one event at a time
             for addition in additions:
                 self._commit([addition], [], {}, final)
             for one in ready:
@@ -292,7 +294,7 @@ class Corrector:
             pending.outcome = EventOutcome(r.event_id, r.kind, r.samples, status)
 
     def _write(self, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any]) -> list[EventResult]:
-        """Apply events; the notes say which wait no longer or are on watch, and which removals are to be certified."""
+        """Apply events. The notes record which events no longer wait, which are on watch, and which removals to certify."""
         events = [*additions, *(event for _, event in ready if event is not None)]
         notes = dict(notes)
         for pending, _ in ready if self.seen is not None else []:
@@ -307,7 +309,7 @@ class Corrector:
         return self.samples.apply(events, notes=notes, keep_receipt=self.certified) if events or notes else []
 
     def _acceptable(self, base: Sequence[Event], ready: ReadyEvents, final: bool) -> ReadyEvents:
-        """Select the events that are accepted after others, trying them in halves; the rest get their outcomes."""
+        """Select the events that are accepted after others by trying them in halves. The rest get their outcomes."""
         try:
             self.samples.preview([*base, *(event for _, event in ready if event is not None)])
         except STORE_FAULTS:
@@ -320,7 +322,7 @@ class Corrector:
             pending = ready[0][0]
             unnamed = isinstance(self.samples, HeadSamples) and self.samples.is_unnamed(pending.event)
             if final or self.seen is None or not unnamed or not isinstance(error, RemovalError):
-                pending.outcome = EventOutcome.refusal(pending.event, error)  # else its sample may still come
+                pending.outcome = EventOutcome.refusal(pending.event, error)  # otherwise its sample may still arrive
             return []
         return ready
 
@@ -334,7 +336,7 @@ class Corrector:
         return [machine.find(name) for name in ids]
 
     def follow(self, position: int) -> list[EventOutcome]:
-        """List the changes of other processes to the store after ``position``, and bring the head in step with it."""
+        """List the changes that other processes made to the store after ``position``, and update the head accordingly."""
         if self.store is None:
             raise ValueError("only a store has a journal to follow")
         if self.store.position == position:
@@ -344,20 +346,23 @@ class Corrector:
         return [EventOutcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
 
     def state_dict(self) -> dict[str, Any]:
-        """Applied events, held samples and pending events for a checkpoint; empty with a store, which keeps them."""
+        """Applied events, held samples and pending events for a checkpoint.
+
+        It is empty with a store, which keeps them itself.
+        """
         if not isinstance(self.samples, HeadSamples):
             return {}
         return self.samples.state_dict() | {"pending": self.pending.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the head itself is loaded elsewhere."""
+        """Restore :meth:`state_dict`. The head itself must be loaded separately."""
         if state and isinstance(self.samples, HeadSamples):
             self.samples.load_state_dict(state)
             self.pending.load_state_dict(state["pending"])
 
 
 def second_outcome(event: Event, earlier: Event) -> EventOutcome:
-    """Return the outcome of an event whose id is that of one in the queue."""
+    """Return the outcome of an event whose id is already in the queue."""
     if event == earlier:
         return EventOutcome.of(event, "repeated")
     return EventOutcome.refusal(

@@ -1,7 +1,7 @@
-"""Sources of corrections: a file that is being appended to, a queue, any iterable; and a file for those that fail.
+"""Sources of corrections (a growing file, a queue, or any iterable), and a file for corrections that fail.
 
-A source is read without waiting and remembers its position. ``cursor`` is that position as a number, which goes into a
-checkpoint. ``seek(cursor)`` returns to it, so that events read after the checkpoint are read again:
+Reading a source never waits. A source remembers its position as the number ``cursor``, which is saved in checkpoints.
+``seek(cursor)`` returns to that position, so that events read after the checkpoint are read again:
 
 >>> from torchlssvm.events import Remove
 >>> source = as_source([Remove(ids=["a"]), Remove(ids=["b"]), Remove(ids=["c"])])
@@ -75,15 +75,16 @@ def as_item(value: Any) -> Item:
 
 
 class FileSource:
-    """Events as JSON, one per line, in a file that may still grow, or that does not exist yet.
+    """Events as JSON, one per line, in a file that may still grow or that does not exist yet.
 
     A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced, the new file is
-    read from its start; events that were applied are not applied again. Blank lines and lines that start with ``#`` are
+    read from its start; events that were already applied are not applied again. Blank lines and lines that start with ``#`` are
     skipped, so you can edit the file by hand.
 
-    A line without an ``event_id`` gets one from its place and content, the same at each reading. Event ids stay in a store's
-    journal permanently, so this id is a hash under a random key, kept beside the file as ``<name>.key``. Without the key nobody
-    can test a guess about the line. Keep the key as long as you read the file, and delete it with the file.
+    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. Event
+    ids stay in a store's journal permanently. The computed id is therefore a hash under a random key, which is kept beside the
+    file as ``<name>.key``. Nobody can test a guess about the line without the key. Keep the key as long as you read the file,
+    and delete it with the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -94,7 +95,7 @@ class FileSource:
         self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
-        """Read the next complete lines. StoreError if the file is shorter than what was read of it."""
+        """Read the next complete lines. Raises StoreError if the file is shorter than the part already read."""
         items: list[Item] = []
         if not self.path.exists():
             if self.cursor:
@@ -139,7 +140,7 @@ class FileSource:
 
 
 def read_or_make_key(path: Path) -> bytes:
-    """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
+    """Read the key for a file's event ids, or create it. Raises StoreError if neither is possible."""
     place = path.with_name(path.name + ".key")
     try:
         with contextlib.suppress(FileExistsError):
@@ -162,7 +163,7 @@ class QueueSource:
     """A ``queue.Queue`` or ``multiprocessing.Queue`` of events or dicts. The cursor counts the events taken.
 
     A queue cannot be read again. If the process is killed, events taken after the last checkpoint are lost, unless a store has
-    recorded them or the sender sends them again (an event id is applied once).
+    recorded them or the sender sends them again. Sending an event again is safe, because each event id is applied once.
     """
 
     def __init__(self, events: Any):
@@ -181,14 +182,14 @@ class QueueSource:
         return items
 
     def seek(self, cursor: int) -> None:
-        """Count from here on; the queue itself stays where it is."""
+        """Set the count of events taken. The queue itself does not move."""
         self.cursor = cursor
 
 
 class IterableSource:
-    """Any iterable of events or dicts, taken a few at a time. The cursor counts them.
+    """Any iterable of events or dicts, read a few at a time. The cursor counts the events.
 
-    A list can be read again from any place. A new iterator is advanced past the events that were read before.
+    A list can be read again from any position. A new iterator is advanced past the events that were read before.
     """
 
     def __init__(self, events: Iterable[Any]):
@@ -218,7 +219,7 @@ class IterableSource:
 
 
 def as_source(given: Any) -> Source:
-    """A source from a path, a queue, an iterable of events, or a source itself."""
+    """Return a source for a path, a queue or an iterable of events. A source is returned unchanged."""
     if isinstance(given, str | os.PathLike):
         return FileSource(given)
     if callable(getattr(given, "get_nowait", None)):
@@ -233,9 +234,11 @@ def as_source(given: Any) -> Source:
 
 
 class DeadLetters:
-    """A JSONL file of events that could not be applied: time, reason and event. Correct one and send it under a new id.
+    """A JSONL file of events that could not be applied, each with time and reason.
 
-    If a resumed run refuses the same event again for the same reason, the file still has it once.
+    To retry, send a corrected event with a new id.
+
+    If a resumed run refuses the same event again for the same reason, the file still contains it only once.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -259,7 +262,7 @@ class DeadLetters:
             os.fsync(file.fileno())
 
     def _read(self) -> set[str]:
-        """Read the letters of the file, without their times; a line cut short by a crash is skipped."""
+        """Read the entries of the file without their times. A line truncated by a crash is skipped."""
         found: set[str] = set()
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
             try:

@@ -1,7 +1,8 @@
-"""The samples of a head or a kernel machine without a store, known by their ids, each event applied once.
+"""The samples of a head or a kernel machine without a store, identified by their ids. Each event is applied once.
 
-Events carry the samples as they were added. A hash of each sample is kept: the sample removed under an id must equal, bit for
-bit, the sample added under that id. ``state_dict`` goes into the same checkpoint as the head, so both are restored together.
+Events carry the samples as they were added. A hash of each sample is kept, because the sample removed under an id must equal,
+bit for bit, the sample added under that id. Save ``state_dict`` in the same checkpoint as the head, so that both are restored
+together.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ __all__ = ["HeadSamples", "hash_samples"]
 
 
 class HeadSamples:
-    """Replaces the store in a :class:`~torchlssvm.corrections.corrector.Corrector` for a head without one.
+    """Takes the place of the store in a :class:`~torchlssvm.corrections.corrector.Corrector` for a head without a store.
 
-    Samples that you added directly to a kernel machine have the ids that the machine returned, as text.
+    The id of a sample that you added directly to a kernel machine is the id that the machine returned, as text.
     """
 
     def __init__(self, head: Any):
@@ -43,7 +44,7 @@ class HeadSamples:
         return sample_id in self.hashes or (self.machine.by_ids and self.machine.find(sample_id) is not None)
 
     def find(self, subject: str) -> list[str]:
-        """Return an empty list: without a store, the subjects of samples are not known."""
+        """Return an empty list, because the subjects of samples are not known without a store."""
         return []
 
     def has_applied(self, event_id: str) -> bool:
@@ -51,14 +52,14 @@ class HeadSamples:
         return event_id in self.applied
 
     def is_unnamed(self, event: Event) -> bool:
-        """True if samples were added without ids, so that only the head can tell whether it holds those of an event."""
+        """True if samples were added without ids. Only the head can then tell whether it holds the samples of an event."""
         if self.complete or self.machine.by_ids or isinstance(event, Add) or event.ids is None:
             return False
         return not any(i in self.hashes for i in event.ids)
 
     def apply(self, events: Sequence[Event], notes: Any = None, keep_receipt: bool = False) -> list[EventResult]:
-        """Apply events as one change, all or nothing; to a kernel machine, one event. There is no place for notes."""
-        held: dict[str, bytes | None] = {}  # what changes
+        """Apply events as one change, all or nothing. A kernel machine takes one event. Notes are not supported."""
+        held: dict[str, bytes | None] = {}  # the hashes that change
         new: dict[str, Event] = {}
         results = []
         for event in events:
@@ -85,7 +86,7 @@ class HeadSamples:
         copy.deepcopy(self).apply(events)
 
     def check(self, event: Event) -> list[bytes] | None:
-        """Check that an event carries the samples it changes, as a head without a store needs them; returns their hashes."""
+        """Check that an event carries the samples it changes, which a head without a store needs; return their hashes."""
         if event.ids is None:
             raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
         if self.machine.by_ids:
@@ -106,7 +107,7 @@ class HeadSamples:
         return hash_samples(x, y)
 
     def _hashes_after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
-        """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
+        """The hash of each sample after the event (None: removed). Raises an error if the event cannot be applied."""
         old = self.check(event)
         for k, name in enumerate(event.ids):
             held = changed[name] if name in changed else self.hashes.get(name)
@@ -128,7 +129,7 @@ class HeadSamples:
         return dict(zip(event.ids, hash_samples(x, y), strict=True))
 
     def _change(self, events: Sequence[Event]) -> None:
-        """Change the head by events: a linear one jointly, a kernel machine by one event."""
+        """Apply events to the head: all at once to a linear head, a single event to a kernel machine."""
         change, empty = NetChange(), self.machine.count == 0
         removes = not self.machine.by_ids and not all(isinstance(event, Add) for event in events)
         if removes and not empty:
@@ -144,7 +145,7 @@ class HeadSamples:
                 return
             if isinstance(event, Add):
                 change.add(event.ids, event.x, y_new)
-                if empty:  # the first samples decide an automatic grid
+                if empty:  # the first samples determine an automatic grid
                     change.apply(self.machine, self.head.device)
                     change, empty = NetChange(), self.machine.count == 0
             elif isinstance(event, Remove):
@@ -167,7 +168,7 @@ class HeadSamples:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the head itself is loaded elsewhere."""
+        """Restore :meth:`state_dict`. The head itself must be loaded separately."""
         packed = b"" if state["hashes"] is None else tensor_to_bytes(state["hashes"])
         parts = (packed[k : k + FINGERPRINT_BYTES] for k in range(0, len(packed), FINGERPRINT_BYTES))
         self.applied = dict.fromkeys(state["applied"])
@@ -177,7 +178,7 @@ class HeadSamples:
 
 
 def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
-    """Hash each sample to 16 bytes; the same numbers have the same hash, whatever dtype they come in."""
+    """Hash each sample to 16 bytes. Equal numbers have equal hashes, regardless of their dtype."""
     rows, targets = (
         as_float64(part).reshape(len(part), -1) if part.numel() else np.zeros((len(part), 0)) for part in (x, y)
     )
@@ -186,6 +187,6 @@ def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
 
 
 def as_float64(t: Tensor) -> Any:
-    """Convert to a NumPy array, cheaper than a tensor for few numbers; bfloat16, which NumPy lacks, by way of float32."""
+    """Convert to a NumPy array, which is cheaper than a tensor for few numbers. bfloat16 is converted through float32."""
     t = t.detach().cpu()
     return (t.float() if t.dtype == torch.bfloat16 else t).numpy().astype(np.float64, copy=False)

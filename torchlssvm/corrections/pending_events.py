@@ -1,8 +1,8 @@
-"""The queue of events whose samples have not arrived yet, in a store or in a checkpoint. It needs no Trainer.
+"""The queue of events whose samples have not arrived yet, kept in a store or in a checkpoint. It needs no Trainer.
 
-A waiting event holds the plain ids of its samples, because it has to recognise them. With a store, each waiting event is a note
-of the store. The transaction that applies the event deletes the note, and the next compaction removes its last trace. Use
-``torchlssvm drop`` to drop an event that can never be answered.
+A waiting event contains the plain ids of its samples, because it has to recognise them. If there is a store, each waiting event
+is a note in the store. The transaction that applies the event deletes the note, and the next compaction removes its last trace.
+Use ``torchlssvm drop`` to drop an event that can never be applied.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class EventOutcome:
-    """Result of an event: "applied", "repeated" (its id came before), "held" or "refused", with the reason.
+    """Result of an event: "applied", "repeated" (its id was used before), "held" or "refused", with the reason.
 
-    "watched": an event for a subject was applied again, to samples that arrived later.
+    The status "watched" means that an event for a subject was applied again, to samples that arrived later.
     """
 
     event_id: str
@@ -46,23 +46,23 @@ class EventOutcome:
 
     @classmethod
     def of(cls, event: Event, status: str) -> EventOutcome:
-        """Make the outcome of an event that changed no sample."""
+        """Create the outcome of an event that changed no sample."""
         return cls(event.event_id, event.kind, 0, status)
 
     @classmethod
     def refusal(cls, event: Event, error: Exception) -> EventOutcome:
-        """Make the outcome of an event that cannot be applied."""
+        """Create the outcome of an event that cannot be applied."""
         return cls(event.event_id, event.kind, 0, "refused", f"{type(error).__name__}: {error}")
 
 
 def new_note() -> str:
-    """Make a unique name that sorts after all names made so far: the time, a counter and a random number."""
+    """Create a unique name that sorts after all earlier names. It consists of the time, a counter and a random number."""
     return f"{PENDING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
 
 
 @dataclass(eq=False)
 class WaitingEvent:
-    """An event in the queue. ``on_watch``: it was applied, and waits for more samples of its subject."""
+    """An event in the queue. ``on_watch`` means that it was applied and waits for more samples of its subject."""
 
     event: Event
     on_watch: bool = False
@@ -89,7 +89,7 @@ class WaitingEvent:
         return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 
     def for_later(self, ids: Sequence[str]) -> Event:
-        """Make the event that does the same to later samples of the subject, under a new random id."""
+        """Create the event that makes the same change to later samples of the subject, under a new random id."""
         if isinstance(self.event, Relabel):
             return Relabel(ids=ids, y=self.event.y.expand(len(ids)))
         return Remove(ids=ids)
@@ -145,15 +145,15 @@ class PendingEvents:
         return [p for p in self if not p.on_watch]
 
     def insert(self, pending: WaitingEvent) -> None:
-        """Put an event at the end of the queue; one that is in it stays where it is."""
+        """Append an event to the queue. An event that is already in the queue keeps its place."""
         self._events.setdefault(pending.event.event_id, pending)
 
     def remove(self, pending: WaitingEvent) -> None:
-        """Take an event out of the queue; its note in the store is left alone."""
+        """Remove an event from the queue. Its note in the store is not deleted."""
         self._events.pop(pending.event.event_id, None)
 
     def was_dropped(self, pending: WaitingEvent) -> bool:
-        """True if another process has dropped an event of the queue; it then leaves the queue."""
+        """True if another process has dropped an event of the queue. The event is then removed from the queue."""
         if pending.event.event_id not in self or self.store is None or self.store.note(pending.note) is not None:
             return False
         self.remove(pending)
@@ -184,7 +184,7 @@ class PendingEvents:
 
 
 def drop_pending(store: SampleStore, event_ids: Sequence[str]) -> list[WaitingEvent]:
-    """Drop events of a store that wait or are on watch; returns them. ValueError if one is not in the queue."""
+    """Drop waiting or watching events of a store; return them. Raises ValueError if one is not in the queue."""
     pending = PendingEvents(store)
     unknown = next((e for e in event_ids if e not in pending), None)
     if unknown is not None:

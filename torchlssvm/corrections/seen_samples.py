@@ -1,12 +1,13 @@
 """The ids of samples that training has seen, so that no sample counts twice and no erased sample comes back.
 
-Samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. A sample that was learned and
-then erased is not held, and must stay out. So each id that was seen is kept, as a keyed hash: with a store in a file in its
-folder, written before the event and discarded if the event did not reach the journal; without a store in the checkpoint.
+The same samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. A sample that was
+learned and then erased is not held, and must not be learned again. Each id that was seen is therefore kept as a keyed hash.
+With a store, the hashes are kept in a file in its folder. An id is written before its event, and discarded if the event did not
+reach the journal. Without a store, the hashes are kept in the checkpoint.
 
-Hashes and key show whether an id was seen, so ``SampleStore.compact`` removes the file. From then on nobody can tell which
-samples were erased: a run that began before cannot be resumed (:func:`resume_run`), unless the store has a suppression list. A
-checkpoint without a store keeps the hashes: delete checkpoints of runs that are over.
+Hashes and key together reveal whether an id was seen, so ``SampleStore.compact`` removes the file. Nobody can then tell which
+samples were erased. A run that began before the compaction therefore cannot be resumed (:func:`resume_run`), unless the store
+has a suppression list. A checkpoint without a store keeps the hashes, so delete the checkpoints of finished runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SeenSamples:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self.hashes: set[bytes] = set()
-        self.key = secrets.token_bytes(FINGERPRINT_BYTES)  # its own, so that no two runs can be linked by hashes
+        self.key = secrets.token_bytes(FINGERPRINT_BYTES)  # one key per run, so that hashes do not link two runs
         if store is not None:
             self._read(store)
 
@@ -56,7 +57,7 @@ class SeenSamples:
         return id_hash(sample_id, self.key)
 
     def new(self, ids: Sequence[str]) -> list[int]:
-        """Return the places of the ids that were not seen before, each id once."""
+        """Return the indices of the ids that were not seen before, each id once."""
         found = {self._hash(ids[k]): k for k in reversed(range(len(ids)))}
         held = [] if self.store is None else [h for h, k in found.items() if ids[k] in self.store]
         return sorted(found[h] for h in found.keys() - self.hashes - set(held))
@@ -66,9 +67,10 @@ class SeenSamples:
         return self._hash(sample_id) in self.hashes
 
     def record(self, ids: Iterable[str], event_id: str | None = None) -> None:
-        """Record ids that an event is about to add (with a store), or just has (without).
+        """Record ids that an event is about to add (with a store) or has just added (without a store).
 
-        Without an event: ids that were seen while the store held them already; an erasure later on does not make them new.
+        Without an event, record ids that were seen while the store already held them. A later erasure does not make these ids
+        new.
         """
         hashes = dict.fromkeys(h for h in map(self._hash, ids) if h not in self.hashes)
         self.hashes.update(hashes)
@@ -82,7 +84,7 @@ class SeenSamples:
                 os.fsync(file.fileno())
 
     def _read(self, store: SampleStore) -> None:
-        """Read the file; a last line that is not whole, and lines whose event was never applied, are taken back."""
+        """Read the file. An incomplete last line, and lines whose event was never applied, are discarded."""
         path = store.path / SEEN_FILE
         if not path.exists():
             return
@@ -100,7 +102,7 @@ class SeenSamples:
             write_durably(path, b"".join(lines[k] + b"\n" for k in valid))
 
     def state_dict(self) -> dict[str, Any]:
-        """Key and hashes for a checkpoint; empty with a store, which has them."""
+        """Key and hashes for a checkpoint. It is empty with a store, which keeps them itself."""
         if self.store is not None or not self.hashes:
             return {}
         return {"key": bytes_to_tensor(self.key), "hashes": bytes_to_tensor(b"".join(sorted(self.hashes)))}
@@ -114,7 +116,7 @@ class SeenSamples:
 
 
 def begin_run(store: SampleStore | None) -> str:
-    """Begin a run, whose start its store remembers; returns a random name, which the checkpoints of the run carry."""
+    """Begin a run and record its start in the store; return a random name that the checkpoints of the run contain."""
     name = secrets.token_hex(8)
     if store is not None:
         store.set_note(RUN_NOTE_PREFIX + name, store.position)
@@ -122,7 +124,7 @@ def begin_run(store: SampleStore | None) -> str:
 
 
 def resume_run(store: SampleStore, name: str) -> None:
-    """StoreError if a run cannot be resumed: the store does not know it, or has forgotten which samples were erased since."""
+    """Raise StoreError if the store does not know a run, or no longer knows which samples were erased since its start."""
     start = store.note(RUN_NOTE_PREFIX + name)
     if start is None:
         raise StoreError(
@@ -138,5 +140,5 @@ def resume_run(store: SampleStore, name: str) -> None:
 
 
 def may_have_forgotten(store: SampleStore, start: int = 0) -> bool:
-    """True if samples were erased after ``start`` of which a compaction may have removed the last trace."""
+    """True if samples were erased after ``start`` and a compaction may have removed their last trace."""
     return store.compacted > start and any(e.kind == "remove" for e in store.history()[start:])

@@ -1,4 +1,4 @@
-"""The collectives that a sync needs, on whatever backend the group has."""
+"""The collective operations that a sync needs, on any backend of the process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Peers:
     """The ranks of a process group, numbered 0..size-1 within it."""
 
     def __init__(self, group: Any, device: torch.device):
-        """``group``: None for all ranks; ``device``: of the sums. Runs no collective."""
+        """``group`` is None for all ranks; ``device`` is that of the sums. The constructor runs no collective."""
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "there is no process group: call torch.distributed.init_process_group() first, also under torchrun"
@@ -40,7 +40,7 @@ class Peers:
             ) from error
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the messages of all ranks, in their order. Messages are JSON: nothing that arrives is executed."""
+        """Return the messages of all ranks, in order. Messages are JSON, so no received data is executed."""
         texts = self.gather(bytes_to_tensor(json.dumps(message).encode())[:, None])
         return [json.loads(tensor_to_bytes(text[:, 0])) for text in texts]
 
@@ -59,7 +59,7 @@ class Peers:
         return [p[:n].cpu() for p, n in zip(parts, sizes, strict=True)]
 
     def total(self, part: Tensor, to: int | None = None) -> Tensor:
-        """Sum the tensors of all ranks, here or only at rank ``to``; ``part`` itself may be overwritten."""
+        """Sum the tensors of all ranks, on all ranks or only on rank ``to``; ``part`` itself may be overwritten."""
         work = part.to(self.device)
         if to is None:
             self._run(lambda: dist.all_reduce(work, group=self.group))

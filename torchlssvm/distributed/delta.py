@@ -1,4 +1,4 @@
-"""Deltas: the changes of a node as sums that can be shipped and merged (algorithms 4 and 5)."""
+"""Deltas: the changes of a node, as sums that can be sent and merged (algorithms 4 and 5)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DELTA_FORMAT = "torchlssvm-delta-1"
 
 
 def head_of(target: Any) -> LSSVMHead:
-    """Return the head of a target; ValueError unless it is an LSSVMHead on a grid, or an attached classifier with one."""
+    """Return the head of a target. ValueError unless it is an LSSVMHead on a grid, or an attached classifier with one."""
     head = target.head if isinstance(target, AttachedClassifier) else target
     if not isinstance(head, LSSVMHead):
         raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
@@ -61,7 +61,7 @@ def locked(*targets: Any) -> Iterator[None]:
 
 
 def fingerprint_of(target: Any, given: str | None) -> str | None:
-    """Return the fingerprint in use: the one given, else that of an attached classifier's backbone."""
+    """Return the given fingerprint, or that of an attached classifier's backbone if none is given."""
     if given is None and isinstance(target, AttachedClassifier):
         return backbone_fingerprint(target.backbone)
     return given
@@ -73,13 +73,13 @@ def fingerprint_of(target: Any, given: str | None) -> str | None:
 class Delta(Changes):
     """The changes of a node: sums of samples added minus sums of samples removed, and an id.
 
-    ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model, and it may
-    remove samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to
-    be filled) or :meth:`load`.
+    A delta is ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. It needs no model, and it may
+    remove samples that this node never held. Create a delta with :meth:`take` (a head's pending changes), :meth:`like` (empty,
+    to be filled) or :meth:`load`.
 
-    The id is random. A receiver that has merged this id before refuses the delta, since its samples would count twice.
-    ``carried``: the ids of deltas that the node had merged and that are part of this one. ``uncertifiable``: if the changes
-    come from a head that cannot be certified, the reason; a head that merges them gets the same reason.
+    The id is random. A receiver that has merged this id before refuses the delta, because its samples would count twice.
+    ``carried`` are the ids of deltas that the node had merged and that are part of this one. ``uncertifiable`` is the reason
+    why the source head cannot be certified, if there is one. A head that merges the delta gets the same reason.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -108,7 +108,7 @@ class Delta(Changes):
 
     @classmethod
     def like(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """Make an empty delta for a head: same shape, same grid."""
+        """Create an empty delta for a head, with the same shape and grid."""
         head = head_of(target)
         stats = head.statistics
         out = Statistics(
@@ -124,11 +124,11 @@ class Delta(Changes):
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
         """Copy the head's pending changes into a delta.
 
-        The changes stay pending in the head until they are handed over: when :meth:`save` has written the file, when
-        :func:`merge` or a :func:`sync` has put the delta into another head, or when you call :meth:`commit`. So nothing is
-        lost if a save fails or you drop the delta. Until then a second ``take`` returns the same changes, and those made
-        since, under the same id; you can hand over only one of the two. A delta is refused if its changes have left the head
-        in another way.
+        The changes stay pending in the head until they are handed over. This happens when :meth:`save` has written the file,
+        when :func:`merge` or :func:`sync` has put the delta into another head, or when you call :meth:`commit`. Nothing is lost
+        if a save fails or you drop the delta. Until then a second ``take`` returns the same changes, and any later ones, under
+        the same id. You can hand over only one of the two deltas. A delta is refused if its changes have left the head in
+        another way.
 
         Use deltas between nodes that send files. Ranks of one process group use :func:`sync`.
         """
@@ -151,7 +151,7 @@ class Delta(Changes):
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Remove samples, wherever they are held."""
+        """Remove samples, regardless of which node holds them."""
         return self._change(x, y, weight, ids, -1)
 
     def _change(self, x: Any, y: Any, weight: Any, ids: Any, sign: int) -> Self:
@@ -169,7 +169,7 @@ class Delta(Changes):
 
     @property
     def names(self) -> set[str]:
-        """The ids under which its samples may have been counted."""
+        """The ids under which the delta's samples may have been counted."""
         return {self.id} | self.carried
 
     def digest(self) -> str:
@@ -179,7 +179,8 @@ class Delta(Changes):
     def save(self, path: str | os.PathLike[str], *, min_samples: int = 0) -> None:
         """Write the sums to a file, atomically.
 
-        Once the file is written, the changes are handed over. If the save is refused or fails, they stay pending in the head.
+        Once the file is written, the changes are handed over. If the save is refused or fails, the changes stay pending in the
+        head.
         """
         with locked(self.source):
             self.check_own()
@@ -203,7 +204,7 @@ class Delta(Changes):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
-        """Read a file that :meth:`save` wrote; VerificationError when it is damaged or something else."""
+        """Read a file that :meth:`save` wrote. Raises VerificationError if the file is damaged or is not a delta."""
         try:
             saved = load_tensors(path)
         except OSError:
@@ -235,14 +236,14 @@ class Delta(Changes):
 
     @exactly
     def commit(self) -> Self:
-        """Mark the changes as handed over. Use this if you send the delta other than by save, merge or sync."""
+        """Mark the changes as handed over. Call this if you send the delta by other means than save, merge or sync."""
         with locked(self.source):
             self.check_own()
             self.hand_over()
         return self
 
     def check_own(self) -> None:
-        """ValueError if the changes have left the head since, or the head has other classes now."""
+        """Raise ValueError if the changes have left the head since, or the head's classes have changed."""
         if self.source is None:
             return
         pending = self.source.pending
@@ -254,13 +255,13 @@ class Delta(Changes):
         self.source.statistics.compatible(self.statistics.to(self.source.device))
 
     def hand_over(self) -> None:
-        """Count the changes, which are somewhere else now, as agreed on in the head that they come from."""
+        """Mark the changes as agreed in the head that they come from, because another place holds them now."""
         head, self.source = self.source, None
         if head is not None:
             head.pending.hand_over(self, self.id)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
+        """Pickle or copy a delta after its hand-over. Before that, both the copy and the head would contain the changes."""
         if self.source is not None:
             raise ValueError(
                 f"the delta {self.id} holds changes that are still pending in their head: save it to a file, or call commit() "
@@ -279,7 +280,7 @@ def sources(*deltas: Any) -> list[LSSVMHead]:
 
 
 def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
-    """ValueError if a delta holds the head's own changes, was merged before, or comes from other features."""
+    """Raise ValueError if a delta contains the head's own changes, was merged before, or comes from other features."""
     if delta.source is head:
         raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
     head.pending.refuse_twice(delta.names)
@@ -291,10 +292,10 @@ def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
 
 @exactly
 def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMHead:
-    """Add deltas to a head, all or none (algorithm 5). Each is taken once: its id is remembered, and saved with the head.
+    """Add deltas to a head, all or none (algorithm 5). Each id is remembered and saved with the head, so a delta counts once.
 
-    The changes are pending until the next :func:`sync`, if there is one. RemovalError if no set of samples has the
-    resulting sums; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
+    The changes are pending until the next :func:`sync`, if there is one. Raises RemovalError if no set of samples has the
+    resulting sums, and ValueError if shape, grid or fingerprint differ or a delta was merged before.
     """
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
@@ -320,7 +321,8 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
 def agree(target: Any) -> LSSVMHead:
     """Declare that all ranks hold the same samples as this head, so that nothing is pending. Runs no collective.
 
-    Call it on every rank after loading one file or copying one head; the next :func:`sync` checks that the heads are equal.
+    Call this function on every rank after loading one file or copying one head. The next :func:`sync` checks that the heads are
+    equal.
     """
     with locked(target):
         head = head_of(target)
@@ -329,7 +331,7 @@ def agree(target: Any) -> LSSVMHead:
 
 
 class Status(NamedTuple):
-    """Number of agreements, the digest agreed on (empty: nothing yet), and True if anything changed here since."""
+    """The number of agreements, the agreed digest (empty before the first one), and whether this rank has changed since."""
 
     epoch: int
     agreed: str
@@ -352,7 +354,7 @@ def status(target: Any) -> Status:
 
 @exactly
 def discard(target: Any) -> LSSVMHead:
-    """Drop what this rank changed since the last agreement. Runs no collective."""
+    """Discard the changes that this rank made since the last agreement. Runs no collective."""
     with locked(target):
         head = head_of(target)
         pending = head.pending

@@ -1,6 +1,6 @@
 """``sync`` and ``reduce_to``: add the pending changes of all ranks to the agreed state, all or none.
 
-Five steps, each the same on all ranks:
+A call has five steps, which are the same on all ranks:
 
     1. tell      shape, options, grid, epoch, agreed digest, which classes changed; a rank with a problem tells that
     2. compare   any difference is the same error on every rank; nothing has been summed yet
@@ -8,8 +8,8 @@ Five steps, each the same on all ranks:
     4. check     no row is held less than zero times, no sum is one that samples cannot have; tell verdict and digest
     5. commit    only if every rank has accepted the sum and has the same digest
 
-If a peer dies, a collective of steps 1 to 4 raises an error before anything has changed. A peer that dies while the last
-verdicts are on their way may leave some ranks a step ahead; epoch and digest show it at the next sync.
+If a peer dies, a collective of steps 1 to 4 raises an error before anything has changed. If a peer dies while the last verdicts
+are being sent, some ranks may be one step ahead. The next sync detects this by epoch and digest.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ Message = dict[str, Any]
 def sync(
     head: Any, group: Any = None, *, delta: Delta | None = None, fingerprint: str | None = None, min_samples: int = 0
 ) -> Any:
-    """Add up what every rank of the group changed since the last sync; all ranks then hold the same, bit for bit.
+    """Add up the changes of all ranks since the last sync. Afterwards all ranks hold the same state, bit for bit.
 
-    Every rank of ``group`` (None: all) must call it. On any error every rank raises the same one and none has changed. If a
-    peer dies, the error comes within the group's timeout. Other threads that change the head wait meanwhile. Returns ``head``.
+    Every rank of ``group`` (None: all ranks) must call this function. On any error, every rank raises the same error and no
+    rank has changed. If a peer dies, the error is raised within the group's timeout. Other threads that change the head wait.
+    Returns ``head``.
 
     Args:
-        head: an ``LSSVMHead`` with a grid, the same on all ranks, or what ``attach`` returns.
+        head: an ``LSSVMHead`` with a grid, the same on all ranks, or a classifier that ``attach`` returned.
         group: a process group.
         delta: further changes to send, e.g. removals of samples that this rank does not hold. A delta can be used once.
         fingerprint: must be the same on all ranks; by default that of the backbone, if ``head`` has one.
@@ -75,10 +76,10 @@ def reduce_to(
     head: Any, rank: int, group: Any = None, *, delta: Delta | None = None, fingerprint: str | None = None,
     min_samples: int = 0,
 ) -> Any:  # fmt: skip
-    """As :func:`sync`, but the changes of all ranks go to the head of one ``rank`` of the group (algorithm 5's master).
+    """Like :func:`sync`, but add the changes of all ranks to the head of one ``rank`` of the group (algorithm 5's master).
 
-    The other ranks return to the state agreed on before, since their changes are handed over. Their heads now differ from the
-    master's, so ``sync`` refuses them; continue with ``reduce_to`` to the same rank.
+    The other ranks return to the previously agreed state, because their changes are handed over. Their heads now differ from
+    the master's, so ``sync`` refuses them. Continue with ``reduce_to`` to the same rank.
     """
     with locked(head, *sources(delta)):
         return _run(head, group, rank, delta, fingerprint, min_samples)
@@ -114,7 +115,7 @@ def _run(target: Any, group: Any, to: int | None, delta: Delta | None, fingerpri
 
 
 class Contribution:
-    """What one rank sends: the changes pending in its head, and those of a delta."""
+    """The data that one rank sends: the pending changes of its head, and those of a delta."""
 
     def __init__(self, target: Any, delta: Delta | None, fingerprint: str | None):
         self.head, self.fingerprint = head_of(target), fingerprint
@@ -130,7 +131,7 @@ class Contribution:
             self.shrunk, self.uncertifiable = True, self.uncertifiable or delta.uncertifiable
 
     def message(self, to: int | None, size: int, min_samples: int) -> Message:
-        """Return what the other ranks need to know. ValueError for a bad rank, or for sums of too few samples."""
+        """Return the facts that the other ranks need. Raises ValueError for an invalid rank, or for sums of too few samples."""
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < size):
             raise ValueError(f"rank must be an int in 0..{size - 1}, got {to!r}")
         self.all.check_enough(min_samples)
@@ -149,7 +150,7 @@ class Contribution:
         }  # fmt: skip
 
     def refuse_added_twice(self, peers: Peers) -> None:
-        """ValueError, on all ranks, if two of them added samples under the same id, net of what others removed."""
+        """Raise ValueError, on all ranks, if samples with the same id, net of removals, were added on two ranks."""
         weights = self.all.weights
         hashes = np.frombuffer(b"".join(sorted(weights)), "<i8").reshape(-1, 2)
         signs = np.sign([weights[h] for h in sorted(weights)]).astype(np.int64).reshape(-1, 1)
@@ -170,7 +171,7 @@ class Contribution:
             )
 
     def sum(self, peers: Peers, to: int | None, choices: GridChoices, messages: list[Message]) -> Statistics:
-        """Return total + sum of all ranks - own pending; a rank that does not receive the sum leaves it out."""
+        """Return total + sum of all ranks - own pending. A rank that does not receive the sum omits that term."""
         parts = self.all.statistics, self.own.statistics, self.held
         sent, own, held = (part.group_sums() for part in parts)
         all_pending, receives = self.own.statistics is self.held, to is None or to == peers.rank
@@ -195,7 +196,7 @@ class Contribution:
         return out
 
     def exchange_rows(self, peers: Peers, receives: bool, messages: list[Message]) -> RowCounts | None:
-        """Return the rows that are held after the exchange; None if they are not known."""
+        """Return the rows that are held after the exchange; None if the rows are not known."""
         keys = {m["key"] for m in messages} - {None}
         if len(keys) > 1 or not all(m["known"] for m in messages):
             return None
@@ -209,7 +210,7 @@ class Contribution:
 
 
 def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | None, messages: list[Message]) -> str:
-    """Check the sum on all ranks and return its digest; any rank's error is raised on all of them."""
+    """Check the sum on all ranks and return its digest. An error of any rank is raised on all ranks."""
     try:
         if to is None or to == peers.rank:
             if rows is not None and rows.negative:
@@ -235,13 +236,13 @@ def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | No
 
 
 def problem_message(error: Exception) -> Message:
-    """Make the message that tells an error to the other ranks."""
+    """Create the message that reports an error to the other ranks."""
     kind = next((name for name, k in ERRORS_BY_NAME.items() if isinstance(error, k)), "RuntimeError")
     return {"problem": [kind, str(error)]}
 
 
 def raise_first(messages: list[Message]) -> None:
-    """Raise the problem of the lowest rank that has one: the same on every rank."""
+    """Raise the error of the lowest rank that reports one, so that all ranks raise the same error."""
     found = [(rank, m["problem"]) for rank, m in enumerate(messages) if m.get("problem")]
     if found:
         rank, (kind, text) = found[0]
@@ -293,7 +294,7 @@ def _check_same(what: str, said: dict[str, list[int]], hint: str = "") -> None:
 
 
 def _check_same_start(messages: list[Message]) -> None:
-    """VerificationError unless every rank starts from the same agreed state (for reduce_to: from the same epoch)."""
+    """Raise VerificationError unless all ranks start from the same agreed state (for reduce_to: the same epoch)."""
 
     def start(m: Message) -> str:
         everywhere = m["form"]["destination"] is None
@@ -312,7 +313,7 @@ def _check_same_start(messages: list[Message]) -> None:
 
 
 def _check_names(messages: list[Message]) -> None:
-    """ValueError if changes of the same id (of one delta, file or copy) are pending on two ranks."""
+    """Raise ValueError if changes with the same id (of one delta, file or copy) are pending on two ranks."""
     for name in sorted({name for m in messages for name in m["names"]}):
         ranks = [rank for rank, m in enumerate(messages) if name in m["names"]]
         if len(ranks) > 1:

@@ -13,7 +13,7 @@ from torchlssvm.lightning import ranks
 
 
 class Indexed(Dataset[Any]):
-    """A dataset of (x, y) whose samples carry their index as id, with ``prefix`` before it, and a subject if you give them.
+    """A dataset of (x, y) whose samples have an id (``prefix`` and index) and, if given, a subject.
 
     >>> Indexed([(torch.zeros(2), 1)], prefix="train/")[0][1:]
     (1, 'train/0')
@@ -67,8 +67,8 @@ class _RemainingBatches:
 class ResumableLoader(DataLoader[Any]):
     """A ``DataLoader`` whose state is saved in Lightning's checkpoints: a resumed run continues with the next batch.
 
-    Batches that are done are skipped by their indices; nothing is loaded for them. ``shuffle=True`` shuffles by ``seed`` and
-    epoch. In the middle of an epoch the state only loads into a loader with the same batches.
+    Completed batches are skipped by their indices, without loading any samples. ``shuffle=True`` shuffles by ``seed`` and
+    epoch. A state from the middle of an epoch can only be loaded into a loader with the same batches.
 
     >>> loader = ResumableLoader(range(7), batch_size=2)
     >>> iterator = iter(loader)
@@ -90,7 +90,7 @@ class ResumableLoader(DataLoader[Any]):
         return _RemainingBatches(super()._index_sampler, self._start)
 
     def __iter__(self) -> Any:
-        """Iterate over batches: the first time from the place of a loaded state."""
+        """Iterate over batches. The first iteration starts at the position of a loaded state."""
         batches = super().__iter__()
         self._done, self._start = self._start, 0
         for batch in batches:
@@ -98,7 +98,7 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def _order(self) -> dict[str, Any]:
-        """Describe what the content of a batch depends on."""
+        """Describe everything that determines the content of a batch."""
         sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
         sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)  # Lightning wraps it on several ranks
         return {
@@ -114,7 +114,7 @@ class ResumableLoader(DataLoader[Any]):
         return {"batches": 0 if self._done >= len(self) else self._done, "order": self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the next batch. ValueError if this loader's batches differ, or change with each epoch."""
+        """Continue with the next batch. Raises ValueError if this loader's batches differ, or change with each epoch."""
         now, then = self._order(), state["order"]
         changed = [f"{name} was {then[name]!r} and is {now[name]!r}" for name in now if now[name] != then[name]]
         if now["sampler"] in [kind.__name__ for kind in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)]:

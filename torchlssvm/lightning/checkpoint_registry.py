@@ -1,4 +1,4 @@
-"""Registration of checkpoints with a store, whose certificates name those that are older than an erasure."""
+"""Registration of checkpoints with a store, so that its certificates name the checkpoints older than an erasure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchlssvm.store.certificate_issuer import lasting_name
 class RegisteringCheckpointIO(CheckpointIO):
     """Writes checkpoints as the Trainer would, and registers them with the store.
 
-    A new file is registered before it is written. When an existing file is overwritten, its entry is updated afterwards. So a
-    crash in between may leave an entry that is not needed, but never a file without an entry.
+    A new file is registered before it is written. When an existing file is overwritten, its entry is updated afterwards. A
+    crash in between may therefore leave an unneeded entry, but never a file without an entry.
     """
 
     def __init__(self, inner: CheckpointIO, store: SampleStore):
@@ -25,7 +25,7 @@ class RegisteringCheckpointIO(CheckpointIO):
 
     @contextmanager
     def _open(self) -> Iterator[SampleStore]:
-        """Open the store, also when it was opened for reading, or a run is over and has closed it."""
+        """Open the store, even if it was opened for reading, or a finished run has closed it."""
         if not self.store.closed and not self.store.readonly:
             yield self.store
             return
@@ -46,7 +46,7 @@ class RegisteringCheckpointIO(CheckpointIO):
         return self.inner.load_checkpoint(path, *args, **options)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint and take it off the store's list."""
+        """Remove a checkpoint and delete it from the store's list."""
         self.inner.remove_checkpoint(path)
         with self._open() as store:
             store.certificates.forget(path)

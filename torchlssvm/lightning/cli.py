@@ -1,4 +1,4 @@
-"""``torchlssvm fit|validate|test|predict --config FILE``: the same as a script with a Trainer, from configs."""
+"""``torchlssvm fit|validate|test|predict --config FILE``: run a Trainer from configuration files."""
 
 from __future__ import annotations
 

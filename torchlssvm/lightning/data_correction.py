@@ -1,4 +1,4 @@
-"""``DataCorrection``: additions, removals and corrections of data that arrive while a run goes on."""
+"""``DataCorrection``: additions, removals and corrections of data that arrive during a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("torchlssvm.lightning")
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """Counts for one reading of the source. Accuracies are on validation features of this run; None before validation."""
+    """Counts for one reading of the source. Accuracies are measured on validation features; None before validation."""
 
     applied: int
     repeated: int
@@ -49,17 +49,19 @@ class CorrectionReport:
 class DataCorrection(Callback):
     """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
 
-    It reads the source before the first batch, every ``every`` training batches, before each validation, and at the end of each
-    epoch and of the training. The results are logged and kept in ``reports``. The position in the source is saved with the
-    head: in the store, or else in the checkpoint.
+    The callback reads the source before the first batch, every ``every`` training batches, before each validation, and at the
+    end of each epoch and of the training. The results are logged and kept in ``reports``. The position in the source is saved
+    with the head, in the store or, without a store, in the checkpoint.
 
-    An event for a sample that an ``LSSVMModule`` has not learned yet waits. The batch that brings the sample is learned and the
-    event applied as one change (:mod:`torchlssvm.corrections.corrector`), so it does not matter when an event arrives, nor in
-    which order and on which rank the samples come. Events that still wait when the run ends are printed and stay pending for
-    the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused events.
+    An event waits while an ``LSSVMModule`` has not learned its samples. When a batch brings the sample, the batch is learned
+    and the event is applied as one change (:mod:`torchlssvm.corrections.corrector`). The result therefore does not depend on
+    when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait when the run ends
+    are printed and stay pending for the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused
+    events.
 
-    With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
-    events carry the samples as they were added. When the source is a store, the head follows the changes of other processes.
+    With a store (``store``, or the store of an ``LSSVMModule``), Remove and Relabel name samples by id or subject. Without a
+    store, events carry the samples as they were added. If the source is a store, the head follows the changes that other
+    processes make to it.
 
     Args:
         source: a JSONL file that may still be written to, a queue, an iterable of events, a source of
@@ -71,10 +73,10 @@ class DataCorrection(Callback):
         dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
             Trainer's ``default_root_dir``.
         on_error: ``"continue"``, or ``"raise"`` to stop the run at the first event that cannot be applied.
-        certificates: a folder for the certificates of removals (needs a store). Beside each certificate is a receipt with
-            the names of those erased.
+        certificates: a folder for the certificates of removals (needs a store). Beside each certificate is a receipt with the
+            names of the erased people.
         key: the Ed25519 key that signs the certificates.
-        keep: validation samples whose features are kept in memory, to measure accuracy before and after.
+        keep: the number of validation samples whose features are kept in memory, to measure accuracy before and after events.
 
     >>> DataCorrection("events.jsonl", every=10).state_key
     'DataCorrection(head=head, source=events.jsonl)'
@@ -125,7 +127,7 @@ class DataCorrection(Callback):
     # -- when ----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Say where bad events go. The rest waits: a module opens its store in its own setup, which comes later."""
+        """Determine the file for refused events. The rest is done later, because a module opens its store in its own setup."""
         self.corrector = None
         self._dry = bool(getattr(trainer, "fast_dev_run", False))  # a trial run takes no events
         self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
@@ -177,7 +179,7 @@ class DataCorrection(Callback):
         self.look(trainer, pl_module, final=trainer.is_last_batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply what arrived until the end, and print the number of refused events."""
+        """Apply the events that arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # until the end of the file, which may hold more events than one look reads
         counted = ("applied", "samples", "repeated", "held", "refused")
@@ -195,7 +197,7 @@ class DataCorrection(Callback):
     # -- what ----------------------------------------------------------------------------------------------------------
 
     def begin(self, pl_module: LightningModule) -> Corrector:
-        """Find the head and its store, and go to the place in the source that belongs to what the head holds."""
+        """Find the head and its store, and go to the position in the source that matches the head."""
         learner = getattr(pl_module, "learner", None)
         head = find_head(pl_module, self.head)
         self._learner = learner if isinstance(learner, Learner) and learner.head is head else None
@@ -222,7 +224,7 @@ class DataCorrection(Callback):
         return corrector
 
     def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> CorrectionReport | None:
-        """Apply new events; returns None if there were none. ``final``: the pass over the samples is over."""
+        """Apply new events; return None if there were none. ``final`` means that the pass over the samples is over."""
         if self._dry:
             return None
         corrector = self.corrector or self.begin(pl_module)
@@ -250,7 +252,7 @@ class DataCorrection(Callback):
         return report
 
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[EventOutcome]:
-        """Apply on the first rank, which holds all, and send the result to the others."""
+        """Apply events on the first rank, which holds all samples, and send the result to the other ranks."""
         if self._learner is not None:
             self._learner.synchronize()
         else:
@@ -309,7 +311,7 @@ class DataCorrection(Callback):
             store.set_note(UNCERTIFIED_NOTE, None)
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
-        """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""
+        """Note repeated removals for a certificate unless they have one, because the first run may have had no folder."""
         again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
         if self.certificates is None or not again:
             return
@@ -331,18 +333,18 @@ class DataCorrection(Callback):
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the source, and what was applied where neither a store nor the module keeps that."""
+        """The position in the source, and the applied events if neither a store nor the module keeps them."""
         own = self.corrector if self._learner is None else None
         return self._place() | {"corrector": {} if own is None else own.state_dict()}
 
     def _place(self) -> dict[str, Any]:
-        """The place in the source, and for a file which one it was."""
+        """The position in the source and, for a file, the identity of the file."""
         if self.source is None:
             return {"cursor": self.position}
         return {"cursor": self.source.cursor, "file": getattr(self.source, "identity", None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state when training starts; the head is loaded with the module."""
+        """Restore the state when training starts. The head is loaded with the module."""
         self._saved = dict(state_dict)
 
 

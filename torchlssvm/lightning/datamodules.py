@@ -1,4 +1,4 @@
-"""Data that configs name: scikit-learn's digits, the CIFAR-10 subset, a folder of images. Batches carry ids."""
+"""Data modules for configuration files: scikit-learn's digits, the CIFAR-10 subset and image folders. Batches have ids."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DigitsData(LightningDataModule):
 
     Args:
         size: pixels of a side of pictures; None for features (digits) or 96 (CIFAR-10).
-        noise: the share of training labels that are replaced at random, for trying out corrections.
+        noise: the fraction of training labels that are replaced at random, to try out corrections.
         limit: the number of samples used of each part.
-        batch_size, num_workers, shuffle: of the loaders.
-        seed: of the noise.
-        stand_in: use scikit-learn's digits where the data are missing, and say so. Otherwise that is an error.
+        batch_size, num_workers, shuffle: options of the loaders.
+        seed: the seed of the noise.
+        stand_in: use scikit-learn's digits if the data are missing, and print a message. If False, missing data raise an error.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DigitsData(LightningDataModule):
         self.val: Any = None
 
     def setup(self, stage: str) -> None:
-        """Read the data once. FileNotFoundError if they are missing, unless digits may stand in for them."""
+        """Read the data once. Raises FileNotFoundError if they are missing, unless digits may replace them."""
         if self.train is not None:
             return
         try:

@@ -19,7 +19,8 @@ from torchlssvm.sample_adapter import SampleAdapter
 class FitHead(Callback):
     """Empties a head and adds the features of a whole loader, in eval mode and without gradients.
 
-    The features change while the network is being trained, so each fit starts from an empty head. All ranks fit their share.
+    The features change while the network is being trained, so each fit starts from an empty head. Each rank fits its share of
+    the samples.
 
     Args:
         when: ``"fit_start"``, ``"validation"`` (before each), ``"epoch_end"`` or ``"train_end"``.

@@ -16,7 +16,7 @@ from torchlssvm.linear.attach import AttachedClassifier
 
 
 def find_head(module: LightningModule, path: str) -> Any:
-    """Find the head, or kernel machine, at a dotted path; the head of what ``attach`` made, if that is there."""
+    """Find the head or kernel machine at a dotted path. If a classifier made by ``attach`` is there, return its head."""
     found = find_part(module, path, "where its head is, e.g. head='classifier.head'")
     found = found.head if isinstance(found, AttachedClassifier) else found
     if not all(callable(getattr(found, verb, None)) for verb in ("add", "remove")):
@@ -25,7 +25,7 @@ def find_head(module: LightningModule, path: str) -> Any:
 
 
 def find_features(module: LightningModule, features: str | Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
-    """Find what makes features (B, J) of inputs: a function, the name of a method or sub-module, or ``attach``'s own."""
+    """Find the function that computes features (B, J): a function, the name of a method or sub-module, or ``attach``'s own."""
     if callable(features) and not isinstance(features, str):
         return features
     own = getattr(module, "classifier", None)
@@ -45,7 +45,7 @@ def find_part(module: LightningModule, path: str, remedy: str) -> Any:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Put a module in eval mode, without gradients, for a while; the mode of each part is put back."""
+    """Put a module temporarily in eval mode without gradients. The mode of each part is restored afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False
@@ -58,7 +58,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
-    """Log to every logger, from the first rank; also where ``self.log`` is not allowed."""
+    """Log to every logger from the first rank, even where ``self.log`` is not allowed."""
     if ranks.is_first():
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)

@@ -1,4 +1,4 @@
-"""``LabelAudit``: finds labels that look wrong, and writes them down as events that a person can edit and feed back."""
+"""``LabelAudit``: finds labels that look wrong, and writes them as events that a person can edit and apply."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Suspect:
 class LabelAudit(Callback):
     """After an epoch, ranks the samples held by their leave-one-out margin and writes the most suspicious ones as events.
 
-    The file has one event a line, with a comment before it that says why. Edit it, then give it to
+    The file has one event per line, preceded by a comment with the reason. Edit the file, then pass it to
     :class:`~torchlssvm.lightning.DataCorrection`. Each audit overwrites the file.
 
     Args:
@@ -52,8 +52,8 @@ class LabelAudit(Callback):
         every: how often to audit, in epochs.
         head: where the head is in the LightningModule.
         samples: a function that returns (ids, x (n, J), y (n,)) of the samples held, for a kernel machine in the order of its
-            ``ids``; by default they come from the store of an ``LSSVMModule``, or are kept in memory while it trains, and
-            events then carry them.
+            ``ids``. By default the samples come from the store of an ``LSSVMModule``. Without a store, they are kept in memory
+            during training, and the events carry them.
 
     >>> LabelAudit("suspects.jsonl", fraction=0.05).suspects
     []
@@ -175,8 +175,8 @@ def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list
 def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = None) -> Tensor:
     """Compute scores (n, K) of each sample by the head without it.
 
-    A head answers from its statistics, a kernel machine with ``leave_one_out()`` from its solution; any other one unlearns
-    each sample in turn, on a copy, and learns it again.
+    A head computes the scores from its statistics, and a kernel machine with ``leave_one_out()`` from its solution. A copy of
+    any other machine unlearns each sample in turn and learns it again.
     """
     if isinstance(head, LinearHead):
         parts = zip(x.split(4096), y.split(4096), strict=True)  # bounds memory

@@ -28,8 +28,9 @@ log = logging.getLogger("torchlssvm.lightning")
 class Learner:
     """A head, its corrector, and the samples it has seen.
 
-    There are two ways to learn on several ranks. A head on a grid learns each rank's own share, and :meth:`synchronize` adds
-    them up. With a store, and for any other head, the first rank learns everything, and the others copy what it holds.
+    There are two ways to learn on several ranks. If the head has a grid, each rank learns its own share, and
+    :meth:`synchronize` adds up the shares. With a store, and for any other head, the first rank learns all samples, and the
+    other ranks copy its state.
     """
 
     def __init__(self, head: Any):
@@ -126,7 +127,7 @@ class Learner:
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
-        """Learn samples x (B, J), y (B,); returns how many of them were seen before."""
+        """Learn samples x (B, J), y (B,); return the number of samples that were seen before."""
         if self.path is not None and ids is None:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
@@ -139,7 +140,7 @@ class Learner:
         return ranks.on_first(lambda: self._learn(parts))
 
     def _learn(self, parts: list[Any]) -> int:
-        """Learn the new samples of some batches, and apply the events that waited for them; with a store as one change."""
+        """Learn the new samples of batches, and apply the events that waited for them. With a store, this is one change."""
         if self.store is None and len(parts) > 1:
             return sum(self._learn([part]) for part in parts)
         events, skipped = [], 0
@@ -179,7 +180,7 @@ class Learner:
                 observer(None, x, y)
 
     def synchronize(self) -> None:
-        """Bring all ranks to the same state: add up what each learned, or copy the state of the first one."""
+        """Bring all ranks to the same state by adding up the learned shares, or by copying the state of the first rank."""
         if not self.shared_out:
             ranks.copy_from_first(self.head)
         else:
@@ -192,7 +193,7 @@ class Learner:
                 change_on_first(self.corrector, self.corrector.apply_pending, stored=False)
 
     def end_pass(self) -> None:
-        """Apply the events that waited for the end of the epoch, where one rank does it alone."""
+        """Apply the events that waited for the end of the epoch, if one rank applies them alone."""
         if not self.shared_out:
             ranks.on_first(lambda: self.corrector.apply_pending(final=True))
 
@@ -210,7 +211,7 @@ class Learner:
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State as primitives and tensors; empty with a store, which has it."""
+        """State as primitives and tensors. It is empty with a store, which keeps the state itself."""
         if self.path is not None:
             return {}
         return {"corrector": self.corrector.state_dict(), "offered": self.seen.state_dict()}
@@ -223,7 +224,7 @@ class Learner:
 
 
 def change_on_first(corrector: Corrector, work: Callable[[], T], stored: bool) -> T:
-    """Change a head on the first rank and bring the other ranks, which hold the same, to its state."""
+    """Change a head on the first rank, and bring the other ranks, whose heads are equal, to its new state."""
     try:
         return ranks.on_first(work)
     finally:

@@ -23,7 +23,10 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class Anchor(nn.Module):
-    """One parameter that is never saved: ``DistributedDataParallel`` refuses a module in which nothing requires a gradient."""
+    """One parameter that is never saved.
+
+    ``DistributedDataParallel`` refuses a module without parameters that need a gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,19 +42,19 @@ class Anchor(nn.Module):
 class LSSVMModule(LightningModule):
     """A least-squares SVM head on a frozen network: ``training_step`` adds samples, and one epoch is the whole training.
 
-    A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names; :class:`~torchlssvm.lightning.Indexed` gives
-    a dataset's samples their index as id. A sample with an id is counted once, in training and in validation, however often it
-    arrives (a second epoch, the padding of a distributed sampler, a resumed run). Samples without ids are learned in the first
-    epoch only.
+    A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict with these names. :class:`~torchlssvm.lightning.Indexed`
+    uses the index of a sample as its id. A sample with an id is counted once, in training and in validation, even if it arrives
+    again (in a second epoch, as padding of a distributed sampler, or in a resumed run). Samples without ids are learned in the
+    first epoch only.
 
-    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. From then on the head always
-    matches the store, even if a checkpoint differs, and an erased sample does not come back. Checkpoints are
-    registered with the store, so that certificates name those that are older than an erasure. After an erasure and a
-    compaction nobody can tell which samples were erased: a run that began before cannot be resumed, and a new run prints a
-    warning. A suppression list keeps those erased on request out of every run.
+    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. From then on the head always matches the
+    store, even if a checkpoint differs, and an erased sample does not come back. Checkpoints are registered with the store, so
+    that certificates name those that are older than an erasure. After an erasure and a compaction, nobody can tell which
+    samples were erased. A run that began before therefore cannot be resumed, and a new run prints a warning. A suppression list
+    keeps samples erased on request out of every run.
 
-    Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
-    ``trainer.save_checkpoint``, as Lightning asks; ranks add up there too.
+    With several ranks, each rank learns its share. The shares are added up before the head is read, validated or saved. Every
+    rank must call ``trainer.save_checkpoint``, as Lightning requires, because the shares are added up there too.
 
     **Logged**: ``val_accuracy``, ``val_loss`` (mean squared error against targets -1 and +1; with one-vs-one the share of
     wrong answers), ``val_recall`` (mean over the classes that occur) and, with at most 50 classes, ``val_recall_0`` and so

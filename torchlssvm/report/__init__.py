@@ -1,4 +1,4 @@
-"""``torchlssvm report``: one HTML page about a store and its head. The page is one file and fetches nothing."""
+"""``torchlssvm report``: one HTML page about a store and its head. The page is a single file and loads no other files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def write_report(
 
     Args:
         store: a store with labels, and an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`.
-        path: the file to write. Only you can read it, since it names samples and subjects.
+        path: the file to write. Only you can read the file, because it names samples and subjects.
         images: pictures of the samples: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
             Without pictures the page shows the feature values that stand out.
         classes: names of the classes (default: those of the store).
         certificates: a folder with certificate files (*.json) to list.
-        title: of the page.
+        title: the title of the page.
         count: how many samples each list shows.
         groups: samples that are left out together, see :meth:`torchlssvm.store.SampleStore.leave_one_out`: ``"subject"`` if
             several rows belong to one person or picture.

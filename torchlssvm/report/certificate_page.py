@@ -17,13 +17,13 @@ SHOWN_ERASURES = 6
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """A certificate file, and what was found about it when the page was made.
+    """A certificate file, and the results of its checks when the page was made.
 
     Attributes:
         certificate, file: the certificate, and the bytes of its file.
-        name: of the file.
-        checks: those that were made, by name. People are named only from a check of the receipt, a holder of a key only from
-            a check of the signature.
+        name: the name of the file.
+        checks: the checks that were made, by name. The page names people only if the receipt was checked, and the holder of a
+            key only if the signature was checked.
     """
 
     certificate: Certificate
@@ -33,13 +33,13 @@ class CertificateFacts:
 
     @property
     def signer(self) -> Mapping[str, str] | None:
-        """Holder (from the verifier's own list, "" for none) and fingerprint of the trusted key that has signed."""
+        """Holder (from the verifier's own list, "" if unnamed) and fingerprint of the trusted key that signed."""
         check = self.checks.get("signature")
         return check.facts if check is not None and check.outcome is Outcome.HOLDS else None
 
     @property
     def done(self) -> bool:
-        """True if the bytes are destroyed, and a trusted key says so."""
+        """True if the bytes are destroyed, and a signature by a trusted key confirms it."""
         return self.certificate.compacted and self.signer is not None
 
     @property
@@ -58,7 +58,7 @@ class CertificateFacts:
 
     @property
     def summary(self) -> str:
-        """The whole in one sentence or two."""
+        """A summary in one or two sentences."""
         c, days = self.certificate, sorted({str(e["time"])[:10] for e in self.erasures})
         date = f" on {days[0]}" if len(days) == 1 else f" between {days[0]} and {days[-1]}" if days else ""
         gone = (
@@ -112,7 +112,7 @@ class CertificateFacts:
 
     @property
     def commands(self) -> list[str]:
-        """Commands that check it again."""
+        """Commands that repeat the checks."""
         parts = " --store STORE" + (" --receipt RECEIPT" if "receipt" in self.checks else "")
         out = [f"torchlssvm verify {self.name}{parts} --public-key ISSUER.pub"]
         if "time stamp" in self.checks:
@@ -140,7 +140,7 @@ def certificate_page(found: CertificateFacts) -> str:
 
 
 def certificate_lines(found: CertificateFacts) -> list[str]:
-    """Write the same for a terminal, as lines."""
+    """Write the contents of the page as lines for a terminal."""
     parts: dict[str, Mapping[str, object]] = {
         "": found.facts,
         "what was checked": found.checks,

@@ -1,4 +1,4 @@
-"""The charts of a report, drawn by matplotlib as SVG that the page carries itself."""
+"""The charts of a report, drawn by matplotlib as SVG and embedded in the page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def draw_rho(axes: Any, found: Findings) -> None:
 
 
 def over_time(found: Findings, values: Any) -> tuple[list[float], list[float]]:
-    """Means of a value in parts of the samples, the oldest first; and the middle of each part."""
+    """Means of a value in consecutive parts of the samples, oldest first, and the middle of each part."""
     n = len(found.added)
     parts = found.added.argsort(stable=True).tensor_split(min(PARTS_OVER_TIME, n))
     return [(i + 0.5) / len(parts) * n for i in range(len(parts))], [float(values[p].mean()) for p in parts]

@@ -176,10 +176,10 @@ def waiting_work(store: SampleStore) -> list[str]:
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     """Return how the squared error on one half of the samples would change without a sample of the other half (n,).
 
-    A hash of the ids chooses the halves. Each half has its own model, and each sample is judged on the half that its model has
-    not seen, so no sample is judged on data it has shaped. A negative number means that the model would be better without the
-    sample. The numbers are exact, with class weights as the half has them; only two models are fitted. They are NaN where a
-    half has too few samples.
+    A hash of the ids chooses the halves. Each half has its own model. Each sample is judged on the half that its model has not
+    seen, so that no sample is judged on data that influenced its model. A negative number means that the model would be better
+    without the sample. The numbers are exact, with the class weights of the half, and only two models are fitted. The numbers
+    are NaN if a half has too few samples.
     """
     half = torch.tensor(fold_of(ids, 2))
     out = torch.full((len(ids),), float("nan"), dtype=torch.float64)

@@ -33,11 +33,12 @@ def page(
 
     Args:
         found: the numbers.
-        pictures: the picture of each sample. Without it, samples are shown by the ``values`` of their features (J,), by id.
+        pictures: the picture of each sample. Without pictures, samples are shown by the ``values`` of their features (J,), by
+            id.
         values: see ``pictures``.
-        names: of the classes.
-        title: of the page.
-        time: at which it is written.
+        names: the names of the classes.
+        title: the title of the page.
+        time: the time at which the page is written.
         count: how many samples each list shows.
     """
     weight = found.head["class_weight"]
@@ -78,7 +79,7 @@ def page(
 
 
 def shown_samples(found: Findings, count: int) -> tuple[list[int], list[int]]:
-    """Row numbers of the most suspicious samples, and of those without which the loss on the others falls most."""
+    """Row numbers of the most suspicious samples, and of the samples whose removal lowers the loss most."""
     known = torch.nan_to_num(found.harm, nan=math.inf)
     harmful = [i for i in known.argsort(stable=True)[:count].tolist() if known[i] < 0]
     return found.labels.suspects[:count].tolist(), harmful

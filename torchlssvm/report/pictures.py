@@ -25,8 +25,9 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 def source(images: Any) -> Source:
     """Return a function from sample ids to pictures.
 
-    images: a folder, where a sample's id is a path below it; an array (n, H, W) or (n, H, W, 3), or a .npy file with one,
-    where the sample ``<anything>:<row>`` or ``<row>`` has that row; or a function from an id to a path, an array or None.
+    ``images`` may be a folder, in which a sample's id is a path. It may be an array (n, H, W) or (n, H, W, 3), or a .npy file
+    with such an array; the sample ``<anything>:<row>`` or ``<row>`` then has that row. It may also be a function from an id to
+    a path, an array or None.
     """
     if callable(images):
         return lambda sample: uri(images(sample))

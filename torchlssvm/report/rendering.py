@@ -11,7 +11,7 @@ from torchlssvm.wording import counted
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template; everything that is put in is escaped."""
+    """Fill in a template. All inserted values are escaped."""
     try:
         import jinja2
     except ImportError:
@@ -25,5 +25,5 @@ def render(template: str, **values: Any) -> str:
 
 
 def when(time: str) -> str:
-    """A time of the journal, for people."""
+    """Format a time of the journal for readers."""
     return f"{time[:10]} at {time[11:16]} UTC"

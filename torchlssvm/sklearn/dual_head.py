@@ -36,17 +36,17 @@ CENTRED_COLUMNS, GRIDDED_ROWS = 512, 256
 class DualHead:
     """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
 
-    n samples take n rows and an (n, n) system instead of a (J, J) one. On a grid the rows are kept as 32-bit integers; they are
-    the whole state. So after a removal, the head equals one that never saw the sample, and removing a sample that is not held
-    raises an error.
+    The head stores the n rows and solves an (n, n) system instead of a (J, J) system. With a grid, the rows are stored as
+    32-bit integers. The rows are the whole state. After a removal, the head therefore equals one that never saw the sample.
+    Removing a sample that is not held raises an error.
 
     Args:
         in_features: J.
         outputs: K, classes or targets.
         labels: True for labels (n,), False for targets (n, K).
-        rho: a number, or ``"gcv"``: chosen at each solve.
+        rho: a number, or ``"gcv"`` to choose rho at each solve.
         intercept: ``"free"`` or ``"none"``.
-        grid: as for ``LSSVMHead``; None keeps the floats as they come.
+        grid: as for ``LSSVMHead``; None keeps the floats unchanged.
         class_weight: as for ``LSSVMHead``.
         calibration: how probabilities are fitted to leave-one-out scores.
     """
@@ -87,7 +87,7 @@ class DualHead:
 
     @property
     def weight(self) -> Tensor:
-        """w as nn.Linear has it, (K, J)."""
+        """The weights (K, J), in the layout of nn.Linear."""
         return self._solve()[0].mT
 
     @property
@@ -229,8 +229,8 @@ class DualHead:
     def _parts(self, d: Tensor) -> Iterator[tuple[Any, Any, Array]]:
         """Yield columns as an index, their float64 values, and their means (zeros without an intercept).
 
-        Dense values are centred, sparse ones come as they are. Columns of a sparse matrix that are more than half full are
-        dense: uncentred, their mean could hide all the rest.
+        Dense values are centred, sparse values are not. Columns of a sparse matrix that are more than half full are treated as
+        dense, because a large mean in uncentred values could hide everything else.
         """
         share = (d / d.sum()).numpy() * (self.intercept == "free")
 
@@ -336,7 +336,7 @@ class DualHead:
         return torch.from_numpy(np.ascontiguousarray(as_array(x) @ w.numpy())) + b
 
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None) -> Self:
-        """Do nothing: probabilities follow the rows held."""
+        """Do nothing, because the probabilities are always derived from the current rows."""
         del x, y, method, weight
         return self
 
@@ -349,7 +349,7 @@ class DualHead:
         return self._calibration(self(x))
 
     def left_out_scores(self) -> Tensor:
-        """Scores (n, K) of the samples held, each by the head that never saw it, in the order in which they came."""
+        """Scores (n, K) of the current samples, each by a head that never saw the sample, in the order of addition."""
         rho, scores = self.rho, self.targets()
         for rows, weights in self._left_out_weights():
             try:

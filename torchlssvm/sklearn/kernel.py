@@ -96,7 +96,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return self
 
     def _follow_counts(self, solved: bool) -> None:
-        """After a change of samples: derive balanced weights again, and probabilities when they are next asked for."""
+        """Derive balanced weights again after a change of samples. Probabilities are derived when they are next requested."""
         self._fitted_maps: list[Calibration] = []  # a list: predictions may not set attributes
         if not solved and self.class_weight == "balanced" and len(self._labels):
             self._set_C(self.machine_, self._labels)
@@ -123,7 +123,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return from_scores(self._left_out_scores().cpu(), labels, ids, classes=self.classes_.tolist())
 
     def predict_proba(self, X: Any) -> Array:
-        """Predict probabilities (B, K) by a temperature that is fitted to out-of-sample scores."""
+        """Predict probabilities (B, K) with a temperature that is fitted to out-of-sample scores."""
         scores = self._scores(X).cpu()
         if not self._fitted_maps:
             labels = torch.from_numpy(self._labels)
@@ -160,10 +160,10 @@ class KernelLSSVMClassifier(KernelClassifier):
             labels to weights: factors of C.
         gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
             number.
-        degree: of ``"poly"``.
-        coef0: of ``"poly"``.
-        bias: whether there is a b.
-        device: where the machine lives.
+        degree: the degree of ``"poly"``.
+        coef0: the constant term of ``"poly"``.
+        bias: whether the model has an intercept b.
+        device: the device of the machine.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class KernelLSSVMClassifier(KernelClassifier):
         return self._learn(X, y, None, True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
-        """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y. New ids come last."""
+        """Learn more samples. The first call needs all ``classes``, or two of them in y. New ids are appended."""
         return self._learn(X, y, None, not hasattr(self, "machine_"), classes)
 
     def _machine(self, kernel: Any, classes: int) -> Any:
@@ -206,9 +206,9 @@ class IncrementalSVC(KernelClassifier):
             factors of C.
         gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
             number.
-        degree: of ``"poly"``.
-        coef0: of ``"poly"``.
-        device: where the machine lives.
+        degree: the degree of ``"poly"``.
+        coef0: the constant term of ``"poly"``.
+        device: the device of the machine.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class IncrementalSVC(KernelClassifier):
         return self._learn(X, y, sample_weight, True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y. New ids come last."""
+        """Learn more samples. The first call needs all ``classes``, or two of them in y. New ids are appended."""
         return self._learn(X, y, sample_weight, not hasattr(self, "machine_"), classes)
 
     def _machine(self, kernel: Any, classes: int) -> Any:

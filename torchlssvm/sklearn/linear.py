@@ -103,7 +103,7 @@ class LinearEstimator(BaseEstimator):
             self._judge_sums()
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly; RemovalError, with nothing changed, for one that is not held."""
+        """Unlearn samples exactly. If a sample is not held, RemovalError is raised and nothing is changed."""
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         weight = self._check_weight(sample_weight, X)
@@ -296,7 +296,8 @@ class LinearClassifier(Classifier, LinearEstimator):
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,).
 
-        Fewer samples than features need no call: the rows are kept, and the probabilities follow them.
+        With fewer samples than features no call is needed: the estimator keeps the rows and derives the probabilities from
+        them.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -339,7 +340,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         return out
 
     def predict_proba(self, X: Any) -> Array:
-        """Predict probabilities (B, K), calibrated if ``calibration`` is set."""
+        """Predict probabilities (B, K). They are calibrated if ``calibration`` is set."""
         check_is_fitted(self, "head_")
         try:
             out: Array = self._answer(X, "predict_proba", calibrated=self.calibration is not None).cpu().numpy()
@@ -357,15 +358,16 @@ class LinearClassifier(Classifier, LinearEstimator):
 class LSSVMClassifier(LinearClassifier):
     """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
 
-    ``fit`` solves. ``partial_fit`` and ``partial_unfit`` change sums only; the next prediction solves. By default features are
-    put on a grid: after ``partial_unfit`` the state is bit for bit the one that never saw the samples, and a sample that is not
-    held (or was removed before) is refused with RemovalError. The grid moves a feature by at most 2^-21 of the largest one.
+    ``fit`` solves for the weights. ``partial_fit`` and ``partial_unfit`` change only the sums, and the next prediction solves.
+    By default features are rounded to a grid, which makes the sums exact integers. After ``partial_unfit`` the state therefore
+    equals, bit for bit, that of an estimator that never saw the samples. Removing a sample that is not held (or was removed
+    before) raises RemovalError. Rounding changes a feature by at most 2^-21 of the largest feature.
 
-    **Fewer samples than features**, n < J and J > 512, are solved in the dual: the estimator keeps its rows, dense or sparse,
-    on the grid, until ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. It takes 4 n J + 8 n^2 bytes
-    and n^2 J + n^3 operations to fit. Then sums are formed, which take 4 J^2 bytes, and 8 J^2 to solve. ``normalize``,
-    ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always use sums. X may be sparse (scipy's or
-    torch's CSR).
+    **Fewer samples than features.** If n < J and J > 512, the problem is solved in the dual. ``head_`` is then a ``DualHead``,
+    which stores the rows, dense or sparse, on the grid. A fit needs 4 n J + 8 n^2 bytes and n^2 J + n^3 operations. When
+    ``partial_fit`` brings the number of rows above J, the estimator switches to sums, which need 4 J^2 bytes, and 8 J^2 bytes
+    to solve. ``normalize``, ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always use sums. X may be
+    sparse (scipy's or torch's CSR).
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
@@ -445,8 +447,9 @@ class LSSVMClassifier(LinearClassifier):
 class MarginClassifier(LinearClassifier):
     """Squared-hinge SVM, one class against the rest, with exact ``partial_fit`` and ``partial_unfit``.
 
-    Use it like ``LinearSVC(loss="squared_hinge")``. You can also remove samples: the result equals a fit on the others. The
-    estimator keeps its samples as integers on a grid, so ``sample_weight`` must be integers, the numbers of copies.
+    Use it like ``LinearSVC(loss="squared_hinge")``. You can also remove samples, and the result equals a fit on the remaining
+    samples. The estimator stores its samples as integers on a grid. ``sample_weight`` must therefore be integers, which count
+    copies of a sample.
 
     Args:
         rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho). None chooses it by k-fold, again after each ``partial_fit``
@@ -486,8 +489,8 @@ class MarginClassifier(LinearClassifier):
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
-    ``fit``, the grid, sparse rows and n < J are as for :class:`LSSVMClassifier`. Targets are on a grid of their own, which the
-    first ones decide: 2^-21 of the largest.
+    ``fit``, the grid, sparse rows and n < J are as for :class:`LSSVMClassifier`. Targets have a separate grid, which is
+    determined by the first targets: 2^-21 of the largest target.
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each

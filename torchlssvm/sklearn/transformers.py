@@ -30,14 +30,14 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     """Map rows to many random features; useful if there are many classes and few columns.
 
     Args:
-        n_components: features that come out.
+        n_components: the number of output features.
         kind: ``"relu"`` (:class:`~torchlssvm.features.RandomReLU`), ``"fourier"`` (:class:`~torchlssvm.features.RandomFourier`,
             for the RBF kernel) or ``"nystroem"`` (:class:`~torchlssvm.features.Nystroem` of that kernel: its landmarks are rows
             of X, which stay in the map; after an erasure, fit again).
         gamma: of the RBF kernel: ``"scale"`` (1 / (J var(X))) or a number; not for ``"relu"``.
-        seed: which map; the same seed gives the same map on every machine.
-        batch_size: rows at a time.
-        device: where the map lives.
+        seed: the seed of the map. The same seed gives the same map on every machine.
+        batch_size: the number of rows mapped at a time.
+        device: the device of the map.
 
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.pipeline import make_pipeline
@@ -85,9 +85,9 @@ class ModuleTransformer(TransformerMixin, BaseEstimator):
     """A frozen network, :class:`~torchlssvm.features.LayerTaps` or any module from batches to features, as a transformer.
 
     Args:
-        module: batches (B, ...) to features (B, J); it stays in evaluation mode.
-        batch_size: samples at a time.
-        device: where batches go; the module must be there.
+        module: a module that maps batches (B, ...) to features (B, J). It stays in evaluation mode.
+        batch_size: the number of samples mapped at a time.
+        device: the device to which batches are moved. The module must be on this device.
 
     >>> from torchlssvm.sklearn import ModuleTransformer
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
@@ -102,7 +102,7 @@ class ModuleTransformer(TransformerMixin, BaseEstimator):
         return True
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Nothing is learned from X."""
+        """Do nothing: the transformer learns nothing from X."""
         return self
 
     def transform(self, X: Any) -> Array:

@@ -53,9 +53,7 @@ class AttachedSamples:
             _ = self.store.head
 
     def left_out_misfits(self, groups: Any) -> Tensor:
-        """Leave-one-out misfits (n,) of the samples' own labels in the current store. The result is cached until the store
-        changes.
-        """
+        """Leave-one-out misfits (n,) of the samples' own labels, cached until the store changes."""
         with self.store.view():
             now = (self.store.position, dict(groups) if isinstance(groups, Mapping) else groups)
             if self._misfits is None or self._misfits[0] != now:

@@ -138,9 +138,7 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
     """Convert an SQLite error to a StoreError according to its result code. ``what`` is the expected kind of file."""
-    code = (
-        getattr(error, "sqlite_errorcode", 0) & 0xFF
-    )  # the primary code; errors of the sqlite3 module itself have no code
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code; errors of sqlite3 itself have no code
     if code in BUSY_CODES:
         return StoreBusyError(f"{path} is in use by another process or reader ({error}); try again")
     if code in DISK_CODES:
@@ -200,7 +198,7 @@ class Database:
             raise
 
     def _connect_at_rest(self, location: str) -> None:
-        """Read a file that cannot be locked. If its log is empty, the file is read in place, otherwise a copy of both is read."""
+        """Read a file that cannot be locked: the file itself if its log is empty, otherwise a copy of the file and its log."""
         self._at_rest = self._states()
         logs = [p for p in self._logs() if p.exists() and p.stat().st_size]
         if not logs:
@@ -237,9 +235,7 @@ class Database:
             )
 
     def _check_files(self, create: bool) -> None:
-        """Refuse irregular files, and a file with a rollback journal, because SQLite would delete the files that the journal
-        names.
-        """
+        """Refuse irregular files, and a file with a rollback journal: SQLite would delete the files that the journal names."""
         for suffix in ("", *LOG_SUFFIXES):
             try:
                 check_regular(f"{self.path}{suffix}")
@@ -381,7 +377,7 @@ class Database:
 
     @contextmanager
     def view(self) -> Iterator[None]:
-        """Read one consistent state of the store, even while others write. Inside a transaction, its own changes are visible."""
+        """Read one consistent state of the store, even while others write. A transaction sees its own changes."""
         with self.held():
             if self.connection.in_transaction:
                 yield
@@ -436,7 +432,7 @@ class Database:
         return [(s.st_dev, s.st_ino) for s in found]
 
     def check_place(self) -> None:
-        """Raise StoreError if the open files were deleted, moved or replaced, because anything written to them would be lost."""
+        """Raise StoreError if the open files were deleted, moved or replaced: anything written to them would be lost."""
         if self._place is not None and self._found() != self._place:
             raise StoreError(
                 f"{self.path} or its log was deleted, moved or replaced while it was open: nothing can be kept there. "

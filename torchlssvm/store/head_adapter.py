@@ -217,7 +217,7 @@ class LinearAdapter(SampleAdapter):
         return {k: v.cpu() for k, v in self.head._snapshot().items()}
 
     def load(self, state: dict[str, Tensor], batches: Iterable[StoredRows], codec: Codec) -> None:
-        """Restore :meth:`state`; ValueError if it does not fit. ``batches`` are the rows at that time, for a head that keeps rows."""
+        """Restore :meth:`state`; ValueError if it does not fit. A head that keeps rows gets its rows from ``batches``."""
         if self.head._keeps_rows:
             self.clear()
             for rows in batches:

@@ -108,7 +108,7 @@ class Journal:
         self.db = db
 
     def entries(self, after: int = 0) -> list[Entry]:
-        """Return all entries after a position and recompute their chain. A StoreError names the first missing or altered entry."""
+        """Return all entries after a position with a checked chain. A StoreError names the first missing or altered entry."""
         out: list[Entry] = []
         previous = self.chain_at(after)
         for row in self.db.all(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
@@ -196,7 +196,7 @@ class Journal:
         return self._last(CHANGING_KINDS)
 
     def last_erasure(self, until: int | None = None) -> int:
-        """The last position, up to a given one, at which rows disappeared because samples were removed, relabelled or replaced."""
+        """The last position, up to a given one, whose event removed, relabelled or replaced samples and thus old rows."""
         return self._last(ERASING_KINDS, until)
 
     def _last(self, kinds: Sequence[str], until: int | None = None) -> int:

@@ -189,7 +189,7 @@ class LiveHead:
             return None
         try:
             adapter.load(found["statistics"], self.table.batches(until=at), self.table.codec)
-        except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
+        except Exception:  # the tensors may have any shape and type, so the rows are used instead
             return None
         self._snapshot_position = at
         return self._roll_forward(adapter, at, f"the snapshot at position {at}")
@@ -238,7 +238,7 @@ class LiveHead:
                     self._snapshot_position = -1
 
     def write_snapshot(self) -> None:
-        """Save the statistics beside the store, unless they are already saved or out of date. The caller holds the write lock."""
+        """Save the statistics beside the store, unless they are saved or out of date. The caller holds the write lock."""
         adapter = self.adapter
         if not isinstance(adapter, LinearAdapter) or not adapter.exact or self.stale:
             return
@@ -257,9 +257,7 @@ class LiveHead:
             return
         changed: dict[str, Any] = {}
         try:
-            if (
-                self.db.changes() == self._seen
-            ):  # otherwise another process has written since, and its options take precedence
+            if self.db.changes() == self._seen:  # otherwise another process has written, and its options count
                 changed = self.changed_options()
             with self.db.transaction():
                 if changed and self.db.changes() == self._seen:

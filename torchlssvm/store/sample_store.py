@@ -68,7 +68,7 @@ Groups: TypeAlias = str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Preview:
-    """The effect that events would have. Accuracies are None without labels, or if no sample would be left."""
+    """The effect that events would have. Accuracies are None without labels, or if no sample would remain."""
 
     samples: int
     remaining: int
@@ -87,27 +87,29 @@ class Compaction:
 
 
 class SampleStore:
-    """Samples with ids and subjects, and a head that always matches them. Features are kept as the head summed them.
+    """Samples with ids and subjects, and a head that always matches them. Features are stored as the head summed them.
 
-    ``SampleStore(path, head=head)`` creates a store with an empty head, or opens an existing store and restores the head. To
-    open an existing store you may leave out ``head``, unless it is a kernel machine. The store is a context manager, and
-    everything is durable when a call returns.
+    ``SampleStore(path, head=head)`` creates a store with an empty head, or opens an existing store and restores the head. When
+    you open an existing store, you may omit ``head`` unless it is a kernel machine. The store is a context manager. All changes
+    of a call are durable when the call returns.
 
     Args:
         path: a folder.
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead`, or a kernel machine.
-        fingerprint: the network the features come from (:mod:`torchlssvm.backbone_hash`). A store is bound to it and
-            refuses features of another one.
+        fingerprint: identifies the network that computes the features (:mod:`torchlssvm.backbone_hash`). The store is bound to
+            this network and refuses features of any other network.
         readonly: open for reading only, e.g. while another process writes.
         timeout: seconds to wait for another writer.
-        snapshot_rows: number of changed rows after which statistics are saved. Closing and compacting also save them.
-        accept_rollback: open the store even if it may have lost acknowledged events; the journal records this.
-        device: of the head, if you do not pass one.
-        suppression_list: a file that keeps out who was erased on request (:class:`~torchlssvm.store.SuppressionList`); the
-            store uses it from then on, and several stores may share one. A missing file is created.
-        suppression_key: its key: 32 bytes, 64 hex digits or a file; by default the environment variable
-            ``TORCHLSSVM_SUPPRESSION_KEY``. A store with a list adds and removes nothing without it.
-        erased: how to treat an Add with samples that were erased on request: "refuse" the event, or "skip" those samples.
+        snapshot_rows: number of changed rows after which the statistics are saved. They are also saved by closing and
+            compacting the store.
+        accept_rollback: open the store even if it may have lost acknowledged events. The journal records this.
+        device: device of the head, if you pass no head.
+        suppression_list: a file that prevents samples erased on request from being added again
+            (:class:`~torchlssvm.store.SuppressionList`). The store uses the list from then on, and several stores may share a
+            list. A missing file is created.
+        suppression_key: the key of the list, as 32 bytes, 64 hex digits or a file. The default is the environment variable
+            ``TORCHLSSVM_SUPPRESSION_KEY``. Without the key, a store with a list refuses to add and remove samples.
+        erased: how to treat an Add with samples that were erased on request: "refuse" the whole event, or "skip" these samples.
 
     >>> import tempfile, torch
     >>> from torchlssvm import LSSVMHead, FixedPoint
@@ -157,7 +159,7 @@ class SampleStore:
             if head is not None:
                 self.live.adapter, self.live.own_options = adapter_for(head), True
             self._finish_creation()
-            told = self._witness.read()  # before the view: what was acknowledged by then is in it
+            told = self._witness.read()  # read before the view, which then includes every acknowledged event
             with self._db.view():
                 lost = self._check_start(told)
                 if lost is not None and not accept_rollback:
@@ -187,8 +189,8 @@ class SampleStore:
                 raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                self.path.chmod(0o700)  # keep others of this machine out, also of a folder that was there before
-            except OSError as error:  # not every file system can
+                self.path.chmod(0o700)  # keep other users of this machine out, even if the folder existed before
+            except OSError as error:  # not every file system supports this
                 log.warning("%s: others may be able to read the store: %s", self.path, error)
             database = Database(file, True, timeout)
             sync_folder(self.path)
@@ -197,7 +199,7 @@ class SampleStore:
         return Database(file, create, timeout, self.readonly)
 
     def _finish_creation(self) -> None:
-        """Write the records that every store has, if they are not there."""
+        """Write the records that every store has, if they do not exist."""
         adapter = self.live.adapter
         if self._db.get("state", None) is not None:
             return
@@ -221,7 +223,7 @@ class SampleStore:
         self._witness.create()
 
     def _check_start(self, told: tuple[int, bytes] | None) -> str | None:
-        """StoreError unless the journal ends where the state says; a text if it may not hold what a caller was told."""
+        """Raise StoreError unless the journal ends where the state says; return a text if acknowledged events may be lost."""
         state = self._db.get("state")
         position = state["position"]
         last = self._db.one("SELECT max(position) FROM journal")
@@ -240,7 +242,7 @@ class SampleStore:
         )
 
     def _start_head(self, device: torch.device | str | None) -> None:
-        """Make the head, or check the one that was given, and restore it unless this handle only reads."""
+        """Create the head, or check the one that was passed. Restore it unless this handle is read-only."""
         bound, config = self.fingerprint, self._db.get("head")
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
@@ -273,9 +275,9 @@ class SampleStore:
         return self._closed
 
     def close(self) -> None:
-        """Keep options that were set, write a snapshot, and close the files. No event is lost without it.
+        """Store options that were set, write a snapshot, and close the files. No event is lost if you do not call this.
 
-        StoreError if options that were set on the head cannot be written; the files are closed even then.
+        Raises StoreError if options that were set on the head cannot be written. The files are closed even then.
         """
         if self._closed:
             return
@@ -308,26 +310,26 @@ class SampleStore:
     def head(self) -> Any:
         """The live head. Change its samples through :meth:`apply` only.
 
-        You may keep a linear head and use it until the store is closed: before each use it catches up with what other processes
-        have written. With a kernel machine, read this property again to catch up.
+        You may keep a reference to a linear head until the store is closed, because such a head applies the changes of other
+        processes before each use. For a kernel machine, read this property again to get these changes.
         """
         with self.view():
             return self.live.follow().head
 
     @property
     def head_position(self) -> int:
-        """The position of the live head: the store's, unless another process has written since."""
+        """The journal position of the live head. It is behind the store's position if another process has written since."""
         return self.position if self.live.stale and not self._closed else self.live.position
 
     def restore(self) -> str:
-        """Restore the head from the store, after any change to the head; returns a description of what was done."""
+        """Restore the head from the store after any change to the head; return a description of what was done."""
         with self.view():
             self.live.stale = True
             _ = self.head
             return self.live.recovery
 
     def relearn(self, machine: Any) -> Any:
-        """Empty a machine and let it learn all rows of the store."""
+        """Empty a machine and train it on all rows of the store."""
         adapter = adapter_for(machine)
         with self.view():
             adapter.clear()
@@ -340,7 +342,7 @@ class SampleStore:
     def view(self) -> AbstractContextManager[None]:
         """``with store.view():`` gives a consistent view of one position, even while other processes write.
 
-        Until the view ends, other threads wait and no other process can finish a compaction. Nothing can be written inside.
+        Until the view ends, other threads wait, no other process can finish a compaction, and nothing can be written.
         """
         return self._db.view()
 
@@ -351,12 +353,12 @@ class SampleStore:
 
     @property
     def compacted(self) -> int:
-        """The position up to which :meth:`compact` has gone."""
+        """The journal position of the last completed :meth:`compact`."""
         return int(self._db.get("compacted"))
 
     @property
     def fingerprint(self) -> str | None:
-        """The network whose features the store takes, if it is bound to one."""
+        """The fingerprint of the network whose features the store accepts, or None if the store is not bound to a network."""
         return self._db.get("fingerprint") or None
 
     def __len__(self) -> int:
@@ -377,11 +379,11 @@ class SampleStore:
             yield from rows
 
     def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
-        """All samples in batches; x is what the head summed."""
+        """All samples in batches, with features x as the head summed them."""
         return self.table.batches(size=size)
 
     def get(self, ids: Any) -> StoredRows:
-        """Samples by their ids, in that order."""
+        """Samples by id, in the order of the given ids."""
         wanted = check_ids(ids)
         with self.view():
             self.table.load_codec()
@@ -407,7 +409,10 @@ class SampleStore:
             return StoreDataset(self.path, [i for ids, _ in self.table.names() for i in ids])
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
-        """Values written with :meth:`set_note`, by name, in order; with a prefix, those whose names begin with it."""
+        """Values written with :meth:`set_note`, by name, in order.
+
+        With a prefix, only names that begin with it are returned.
+        """
         with self.view():
             return {prefix + name: value for name, value in self._db.records(NOTE_PREFIX + prefix).items()}
 
@@ -416,9 +421,9 @@ class SampleStore:
         return self._db.get(NOTE_PREFIX + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
-        """Keep a JSON value of your own in the store, under a name; None deletes it.
+        """Store a JSON value of your own under a name. None deletes it.
 
-        Do not store personal data in notes. The exception is an event that waits for its samples
+        Do not store personal data in notes. The only exception is an event that waits for its samples
         (``corrections.pending_events``).
         """
         self.update_note(name, lambda _: value)
@@ -431,11 +436,11 @@ class SampleStore:
             return value
 
     def history(self) -> list[Entry]:
-        """Every event so far, oldest first, after checking the chain they form."""
+        """Check the hash chain of the journal, and return all events so far, oldest first."""
         return self._journal.entries()
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the store, as primitives."""
+        """Statistics about the store, as primitives."""
         with self.view():
             self.table.load_codec()
             state, codec = self._db.get("state"), self.table.codec
@@ -475,13 +480,13 @@ class SampleStore:
     def leave_one_out(self, pairs: str = "votes", groups: Groups = None) -> tuple[list[str], Tensor, Tensor]:
         """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
 
-        Rows of one person or of one picture are similar, so a head that has seen the others scores too well. ``groups`` leaves
-        them out together.
+        Rows of the same person or picture are similar. If only one of them is left out, the head still knows the others, and
+        its scores are too good. ``groups`` leaves such rows out together.
 
         Args:
             pairs: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
-            groups: ``"subject"``, or a dict from ids to groups; samples without a group are left out one by one. Without
-                groups, a UserWarning tells you if rows of one subject are similar.
+            groups: ``"subject"``, or a dict from ids to groups. Samples without a group are left out one by one. If you pass no
+                groups, a UserWarning is issued if rows of one subject are similar.
         """
         with self.view():
             if groups is None:
@@ -489,9 +494,9 @@ class SampleStore:
             return self._left_out(self._linear("leave_one_out"), pairs, groups)
 
     def _warn_if_alike(self) -> None:
-        """Warn if rows of one subject are less than half as far apart as rows of others with the same label.
+        """Warn if rows of one subject are less than half as far apart as rows of different subjects with the same label.
 
-        It compares neighbours at 1,024 places, which are spread at random over the rows that have a subject.
+        Neighbouring rows are compared at 1,024 positions, chosen at random among the rows that have a subject.
         """
         named = [row for batch in self.table.names() for row in zip(*batch, strict=True) if row[1] is not None]
         if len(named) < 20:
@@ -514,7 +519,7 @@ class SampleStore:
             )
 
     def _left_out(self, head: Any, pairs: str, groups: Groups) -> tuple[list[str], Tensor, Tensor]:
-        """Ids, leave-one-out scores and labels of all samples, as the open view or transaction shows them."""
+        """Ids, leave-one-out scores and labels of all samples in the open view or transaction."""
         place: dict[str, int] = {}
         scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
         labels = [torch.zeros(0, dtype=torch.int64, device=head.device)]
@@ -531,7 +536,7 @@ class SampleStore:
         return ids, torch.cat(scores)[order], torch.cat(labels[1:] or labels)[order]
 
     def _grouped_batches(self, groups: Groups, size: int) -> Iterator[tuple[StoredRows, Tensor | None]]:
-        """All samples in batches of about ``size`` that hold whole groups, and the number of each row's group (B,)."""
+        """All samples in batches of about ``size`` that contain whole groups, with the group number of each row (B,)."""
         if groups is None:
             yield from ((rows, None) for rows in self.batches(size))
             return
@@ -551,7 +556,7 @@ class SampleStore:
             batch += [] if names is None else [names]
 
     def label_errors(self, groups: Groups = None) -> LabelErrors:
-        """Samples ranked by how suspicious their labels are: look at them, then ``apply(found.events(10))``.
+        """Rank samples by how suspicious their labels are. Inspect them, then call ``apply(found.events(10))``.
 
         ``groups``: see :meth:`leave_one_out`.
         """
@@ -563,10 +568,10 @@ class SampleStore:
 
         Args:
             method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
-            keep: recalibrate as part of each event, which then reads all rows. Otherwise an event invalidates the calibration,
-                and ``predict_proba`` raises until you call this method again. Certificates state which is the case.
-                Default: True for a store that ``attach`` opened, False otherwise.
-            groups: see :meth:`leave_one_out`; only ``"subject"`` can be kept.
+            keep: recalibrate as part of each event. Each event then reads all rows. If False, an event invalidates the
+                calibration, and ``predict_proba`` raises an error until you call this method again. Certificates state whether
+                the calibration is kept. The default is True for a store that ``attach`` opened, and False otherwise.
+            groups: see :meth:`leave_one_out`. With ``keep``, only ``"subject"`` is allowed.
         """
         self._check_writable()
         keep = self.keeps_calibration if keep is None else keep
@@ -584,7 +589,10 @@ class SampleStore:
         self._set_option(change, choose_rho=False)
 
     def _calibrate_again(self) -> None:
-        """Recalibrate inside a transaction, if the calibration is kept. With too few samples it becomes invalid."""
+        """Recalibrate inside a transaction, if the calibration is kept.
+
+        With too few samples the calibration becomes invalid.
+        """
         kept = self._db.get(CALIBRATE_RECORD, None)
         adapter = self.live.adapter
         if kept is None or not isinstance(adapter, LinearAdapter):
@@ -599,11 +607,11 @@ class SampleStore:
             log.warning("%s: the calibration could not be made again: %s", self.path, error)
 
     def refresh(self) -> float | None:
-        """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
+        """Choose rho again if its rule is ``"gcv"`` and samples have changed since; store and return rho.
 
-        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy, and a
-        calibration that is kept is made again. Commands call this at their end, and certificates before they are
-        made. A store that cannot be written keeps its rho, and its record of choices marks it as older than the samples.
+        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. A
+        calibration that is kept is renewed. Commands call this method at their end, and :meth:`certificate` calls it first. A
+        store that cannot be written keeps its rho, and its record of choices marks this rho as older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
@@ -618,10 +626,10 @@ class SampleStore:
         return adapter.head.rho
 
     def set_rho(self, value: float | str) -> float:
-        """Set rho of the head, and keep it; returns the value in use.
+        """Set and store rho of the head; return the value in use.
 
-        A number, or chosen from the samples: ``"gcv"`` for an :class:`~torchlssvm.LSSVMHead`, ``"kfold"`` or ``"loo"`` for a
-        :class:`~torchlssvm.MarginHead`. Other writers wait while it is chosen.
+        Pass a number, or a rule that chooses rho from the samples: ``"gcv"`` for an :class:`~torchlssvm.LSSVMHead`, ``"kfold"``
+        or ``"loo"`` for a :class:`~torchlssvm.MarginHead`. Other writers wait while rho is chosen.
         """
         if value in ("kfold", "loo"):
             self._set_option(lambda head: head.select_rho(method=value))
@@ -630,7 +638,7 @@ class SampleStore:
         return float(self.head.rho)
 
     def set_class_weight(self, value: Any) -> None:
-        """Set the class weights of the head, and keep them: None, "balanced", "complement" or numbers (K,)."""
+        """Set and store the class weights of the head: None, "balanced", "complement" or numbers (K,)."""
         self._set_option(lambda head: setattr(head, "class_weight", value))
 
     def recalibrate(self) -> None:
@@ -639,7 +647,7 @@ class SampleStore:
             self._set_option(lambda head: None, choose_rho=False)
 
     def _set_option(self, change: Callable[[Any], Any], choose_rho: bool = True) -> None:
-        """Change an option of the head, choose rho again by its rule if it has one, and keep both."""
+        """Change an option of the head, choose rho again if it has a rule, and store both."""
         self._check_writable()
         with self._db.held():
             head = self._linear("options")
@@ -660,13 +668,13 @@ class SampleStore:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, by label; empty if they have none."""
+        """The names of the classes, in the order of the labels; empty if the classes have no names."""
         return list(self._db.get("classes", []))
 
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
-        """Name the classes, in the order of the labels. You may give fewer names than classes.
+        """Name the classes, in the order of the labels. You may give fewer names than there are classes.
 
-        ``names``: the names, or a function from the current names to the new ones, which is called atomically.
+        ``names`` contains the names, or is a function that maps the current names to the new ones and is called atomically.
         """
         self._check_writable()
         with self._db.transaction():
@@ -678,10 +686,10 @@ class SampleStore:
             self._db.put("classes", checked)
 
     def add_classes(self, classes: int | Sequence[str], event_id: str | None = None) -> None:
-        """Add classes, given by names or by their number. The journal records this.
+        """Add classes, given by their names or their number. The journal records the change.
 
-        The digest is then that of a head that had all classes from the start. ValueError if the samples have float
-        targets, since their number of columns is fixed; StoreError for a kernel machine.
+        Afterwards the digest is that of a head that had all classes from the start. Raises ValueError if the samples have float
+        targets, because their number of columns is fixed, and StoreError for a kernel machine.
         """
         self._check_writable()
         classes = [classes] if isinstance(classes, str) else classes
@@ -745,22 +753,23 @@ class SampleStore:
         keep_receipt: bool = False,
         recalibrate: bool = True,
     ) -> EventResult | list[EventResult]:
-        """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
+        """Apply one or more events to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written in the same transaction (see :meth:`set_note`).
+        ``notes`` are written in the same transaction (see :meth:`set_note`). ``request`` is the id of the request
+        (:attr:`requests`) that Remove events belong to. If the store uses a suppression list, the samples of a request are
+        entered in the list before they are erased. ``keep_receipt`` keeps the nonces of Remove events until compaction, for
+        :meth:`write_receipt`. The nonces of a request are always kept. ``recalibrate=False`` postpones the recalibration: use
+        it for many calls in a row, and call :meth:`recalibrate` after the last one.
 
-        ``request``: the id of the request (:attr:`requests`) that Remove events belong to. If the store uses a suppression
-        list, the samples are entered in it before they are erased. ``keep_receipt``: keep the nonces of Remove events until
-        compaction, for :meth:`write_receipt`; those of a request are always kept. ``recalibrate=False``: do not
-        recalibrate yet. Use this for many calls in a row, and call :meth:`recalibrate` after the last one.
+        An event that was already applied changes nothing, and its result says so. If its id is used again with different
+        content, or if its samples have been added again since, a ValueError is raised.
 
-        An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
-        that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
-        ValueError or GridError for samples the head refuses, StoreError for a head that was changed behind the store's back,
-        StoreBusyError while another writer is at work, StoreDiskError for a disk that is full.
+        An error leaves the samples and the head unchanged. RemovalError is raised for an unknown id or subject, ValueError or
+        GridError for samples that the head refuses, StoreError if the head was changed directly, StoreBusyError while another
+        process writes, and StoreDiskError if the disk is full.
 
-        Threads may share a store: they take turns, and a reader of the head waits meanwhile. After an interrupt the events
-        are applied or not, as with any other error; repeat them with their event ids.
+        Threads may share a store. They take turns, and readers of the head wait during a change. After an interrupt, either all
+        or none of the events are applied. Apply them again with the same event ids.
         """
         given = as_events(events)
         self._check_writable()
@@ -770,7 +779,7 @@ class SampleStore:
         work = self._transaction(self.live.required())
         with self._db.held():
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
-                self.suppression.opened()  # refuses without its key
+                self.suppression.opened()  # raises without the key
             self._db.begin()
             with work.adapter.lock:
                 try:
@@ -781,7 +790,7 @@ class SampleStore:
                     self._db.roll_back()
                     raise
                 try:
-                    self.live.stale = True  # until rows and head are known to agree again
+                    self.live.stale = True  # until the rows and the head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
                         self._db.put(NOTE_PREFIX + name, value)
@@ -817,21 +826,21 @@ class SampleStore:
             raise StoreError(f"the store at {self.path} was opened for reading only")
 
     def _committed(self, position: int, chain: bytes) -> None:
-        """Record the acknowledged position. The events are durable already, so an error is logged, not raised."""
+        """Record the acknowledged position. The events are already durable, so an error is only logged."""
         try:
             self._witness.write(position, chain)
         except OSError as error:
             log.warning("%s: the events are applied, but %s is not written: %s", self.path, WITNESS_FILE, error)
 
     def _publish(self, changed: int, erased: bool) -> None:
-        """Save the statistics for others, which only saves time."""
+        """Save the statistics for other processes. This only saves them time."""
         try:
             self.live.publish(changed, erased)
         except (OSError, StoreError) as error:
             log.warning("%s: the events are applied, but the sums are not published: %s", self.path, error)
 
     def _roll_back(self, work: Transaction, error: BaseException) -> None:
-        """Roll the rows back, and restore the head from them if it has changed already."""
+        """Roll the rows back, and restore the head from them if it has already changed."""
         self._db.roll_back()
         try:
             self.table.load_codec()
@@ -840,15 +849,16 @@ class SampleStore:
                 return
             log.info("%s: the head is restored from the store after a %s", self.path, type(error).__name__)
             _ = self.head
-        except Exception:  # the first error is raised; the head is restored when it is next asked for
+        except Exception:  # the first error is raised; the head is restored at its next use
             log.exception("%s: the head could not be restored yet", self.path)
 
     def without_held(self, event: Add) -> Add | None:
-        """The samples of an Add that the store does not hold yet; None if it holds all.
+        """Return the samples of an Add that the store does not hold yet; None if the store holds all of them.
 
-        Samples with an id that the store holds are compared with the stored row, which stays. Features may differ by rounding,
-        since a network computes them slightly differently in another batch: by 1e-3 of the largest value of the row (TF32 has
-        10 bits), and a step of the grid. ValueError names the first id whose features, label or subject differ.
+        A sample whose id is in the store is compared with the stored row, which stays unchanged. Features may differ by
+        rounding, because a network computes slightly different values in another batch. The tolerance is 1e-3 of the largest
+        value of the row (TF32 has 10 bits) plus one step of the grid. A ValueError names the first id whose features, label or
+        subject differ.
         """
         held = self.table.held(event.ids)
         if not held:
@@ -879,9 +889,9 @@ class SampleStore:
         return Add(ids, event.x[new], event.y[new], subjects, event.fingerprint, event.event_id)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
-        """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.
+        """Try events without keeping them: count the predictions that would change on given data, and compare accuracies.
 
-        x: (B, J); y: (B,) labels. Works on a copy of the head, inside a transaction that is rolled back.
+        x: (B, J); y: (B,) labels. The events are applied to a copy of the head, inside a transaction that is rolled back.
         """
         given = as_events(events)
         self._check_writable()
@@ -908,7 +918,7 @@ class SampleStore:
     # -- requests, receipts, and samples that stay erased ----------------------------------------------------------------
 
     def _journalize(self, event_id: str, kind: str, commitments: list[bytes], write: Callable[[], None]) -> None:
-        """Append an entry that changes no sample to the journal, and write records with it."""
+        """Append a journal entry that changes no sample, and write records in the same transaction."""
         self._check_writable()
         with self._db.held():
             with self._db.transaction():
@@ -920,9 +930,10 @@ class SampleStore:
             self._committed(state["position"], bytes.fromhex(state["chain"]))
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
-        """Use a suppression list from now on; returns the ids of samples in the store that are on the list.
+        """Use a suppression list from now on; return the ids of samples in the store that are on the list.
 
-        A missing file is created. A store cannot change to another list. If you moved the file, call this with its new path.
+        A missing file is created. A store cannot switch to a different list. If you moved the file, call this method with its
+        new path.
         """
         self._check_writable()
         with self._db.held():
@@ -933,9 +944,10 @@ class SampleStore:
             return self.returned
 
     def _warn_of_returned(self) -> None:
-        """Warn of samples that are held although they are on the suppression list.
+        """Warn of samples in the store that are on the suppression list.
 
-        All samples are compared only if the list has changed since none was on it, and only with the key.
+        The samples are compared with the list only if the key is given, and only if the list has changed since the last
+        comparison in which no sample was on it.
         """
         try:
             held = [] if self.suppression.compared else self.suppression.compare(note=not self.readonly)
@@ -955,10 +967,10 @@ class SampleStore:
     erase = erase
 
     def erase_returned(self, **files: Any) -> Erasure | None:
-        """Erase the samples that are held although they are on the suppression list; None if there are none.
+        """Erase the samples in the store that are on the suppression list; return None if there are no such samples.
 
-        Use it after restoring an old copy of the store. ``files``: ``receipt``, ``compact``, ``certificate`` and ``key``, as
-        for :meth:`erase`. StoreError without the key of the list.
+        Use this method after you have restored an old copy of the store. ``files`` are ``receipt``, ``compact``,
+        ``certificate`` and ``key``, as for :meth:`erase`. Raises StoreError without the key of the list.
         """
         self._check_writable()
         held = self.suppression.compare(note=True)
@@ -967,10 +979,10 @@ class SampleStore:
         return done
 
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
-        """Allow a lawful return: take names off the suppression list, with an entry in the journal; returns their number.
+        """Allow a lawful return: remove names from the suppression list and record this in the journal; return their number.
 
-        The entry is of kind "readmit" and holds their keyed hashes. An erasure by subject has entered the subject and its ids:
-        name them all. ValueError if a name is not on the list.
+        The journal entry has the kind "readmit" and contains the keyed hashes of the names. An erasure by subject puts both the
+        subject and the ids of its samples on the list, so name all of them. Raises ValueError if a name is not on the list.
         """
         owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
         if not owners and not samples:
@@ -992,7 +1004,7 @@ class SampleStore:
             return len(tags)
 
     def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
-        """The receipt of erasures of one request, or of none; StoreError once a compaction has removed it."""
+        """Make the receipt of erasures that belong to one request or to none; StoreError once a compaction has removed it."""
         with self.view():
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
@@ -1007,7 +1019,7 @@ class SampleStore:
             return self.receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
 
     def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
-        """Write the receipt of erasures to a new file outside the store, and note that it is written."""
+        """Write the receipt of erasures to a new file outside the store, and record that it was written."""
         made = self.receipt(event_ids)
         refuse_in_store(Path(path))
         made.save(path)
@@ -1021,12 +1033,16 @@ class SampleStore:
     def compact(self) -> Compaction:
         """Destroy the remaining bytes of erased samples in all files of the store.
 
-        Removes the receipts that were kept (StoreError while one is not written to a file), replaces the names of requests with
-        commitments, destroys the keys of the commitments to earlier states, chooses rho again where it has a rule (erased
-        samples have shaped the old one), renumbers the rows, rewrites the database, empties the log, saves the statistics, and
-        removes older snapshots and the ``*.until-compaction`` files of other modules.
-        An open reader keeps the log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false``
-        until a compaction went through.
+        A compaction changes the following data:
+
+        - It removes the kept receipts, and raises StoreError if one of them has not been written to a file.
+        - It replaces the names in requests with commitments, and destroys the keys of commitments to earlier states.
+        - It chooses rho again if rho has a rule, because erased samples have influenced the old value.
+        - It renumbers the rows, rewrites the database, empties the log and saves the statistics.
+        - It removes older snapshots and the ``*.until-compaction`` files of other modules.
+
+        The log cannot be emptied while a reader is open. A StoreBusyError is then raised. Until a compaction succeeds,
+        certificates contain ``compacted: false``.
         """
         self._check_writable()
         with self._db.held(), threads_for(0):
@@ -1058,15 +1074,16 @@ class SampleStore:
                 self._db.put("compacted", position)
                 self.requests.note_compaction()
             if isinstance(self.live.adapter, LinearAdapter):
-                self.head.refresh()  # updated weights carry the rounding of samples that are gone
+                self.head.refresh()  # updated weights contain rounding errors of erased samples
             return Compaction(position, old, self.certificates.checkpoints_before(position))
 
     # -- backup --------------------------------------------------------------------------------------------------------
 
     def backup(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the store to a new folder, as it is at one position, while this and other processes go on using it.
+        """Copy the store, as it is at one position, to a new folder, while this and other processes continue to use it.
 
-        The copy still has the samples that you erase later. Restore it only with :meth:`from_backup`, which erases them again.
+        The copy still contains samples that you erase later. Restore it only with :meth:`from_backup`, which erases these
+        samples again.
         """
         target = check_folder(path)
         if os.path.lexists(target):
@@ -1092,14 +1109,14 @@ class SampleStore:
         suppression_list: str | os.PathLike[str] | None = None,
         **files: Any,
     ) -> tuple[Path, Erasure | None]:
-        """Make a store in a new folder from a backup, and erase the samples that were erased on request since.
+        """Create a store in a new folder from a backup, and erase the samples that were erased on request since the backup.
 
         Args:
-            backup: what :meth:`backup` wrote; it is left as it is.
+            backup: a folder that :meth:`backup` wrote. It is not changed.
             path: the new folder.
-            suppression_key: key of the suppression list; a backup of a store with a list is refused without it.
-            suppression_list: where the list is, if it was moved.
-            files: ``receipt``, ``compact``, ``certificate`` and ``key``, as for :meth:`erase`, for what is erased again.
+            suppression_key: the key of the suppression list. A backup of a store with a list is refused without the key.
+            suppression_list: the path of the list, if the list was moved.
+            files: ``receipt``, ``compact``, ``certificate`` and ``key``, as for :meth:`erase`, for the repeated erasure.
 
         Returns: the folder, and the erasure that was repeated (None if there was nothing to erase).
         """
@@ -1125,19 +1142,19 @@ class SampleStore:
     # -- certificates and their verification ---------------------------------------------------------------------------
 
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
-        """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
+        """Record that a file contains the current head. Certificates list the file if it is older than an erasure.
 
-        ``position``: of the journal, for a head as it was then.
+        For an earlier state of the head, give its journal ``position``.
         """
         self.certificates.register(path, self.head_position if position is None else position)
 
     def certificate(
         self, event_id: str | Sequence[str], key: Any = None, choices: dict[str, str] | None = None
     ) -> Certificate:
-        """A certificate of one event, or of several, for the state the store is in now.
+        """Issue a certificate of one or more events, for the current state of the store.
 
-        ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
-        else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
+        ``key`` is an Ed25519 key, see :func:`torchlssvm.audit.private_key`. Without a key the certificate is unsigned.
+        ``choices`` are other choices made from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
         self.refresh()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
@@ -1152,10 +1169,10 @@ class SampleStore:
         return certificate if key is None else sign(certificate, key)
 
     def opening(self, position: int | None = None) -> Opening | None:
-        """The opening of the commitment to a state, by default the present one; None when it is destroyed.
+        """The opening of the commitment to a state, by default the current one; None if the opening is destroyed.
 
-        Anybody who has the opening and the remaining samples can test guesses about samples that are erased later. Give it only
-        to a verifier who must check a head without the store (:class:`~torchlssvm.audit.Opening`).
+        Anybody who has the opening and the remaining samples can test guesses about samples that are erased later. Give the
+        opening only to a verifier who must check a head without the store (:class:`~torchlssvm.audit.Opening`).
         """
         with self.view():
             at = self.position if position is None else position
@@ -1163,15 +1180,16 @@ class SampleStore:
             return None if key is None else Opening(self._journal.chain_at(at).hex(), key.hex())
 
     def check_structure(self) -> None:
-        """Let SQLite check the whole file; StoreError if a page, a row or an index is damaged."""
+        """Let SQLite check the whole file. Raises StoreError if a page, a row or an index is damaged."""
         self._db.check_structure()
 
     def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
-        """Recompute the sums of all rows; returns the number of rows and the digest.
+        """Recompute the sums of all rows; return the number of rows and the digest.
 
-        StoreError unless the rows are exactly the samples that the journal records as added and not removed since: the id and
-        nonce of each row must match a commitment of its own. ``entries``: the result of :meth:`history`, if you have it
-        already. ``fast``: check the head's sums against the rows by Freivalds' test instead; StoreError if they differ.
+        The rows must be exactly the samples that the journal records as added and not removed since. The id and nonce of each
+        row must match a commitment of its own; otherwise a StoreError is raised. ``entries`` is the result of :meth:`history`,
+        if you already have it. ``fast`` checks the head's sums against the rows with Freivalds' test instead, and raises
+        StoreError if they differ.
         """
         with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()
@@ -1188,7 +1206,7 @@ class SampleStore:
             return count, digest
 
     def _committed_rows(self, held: set[bytes]) -> Iterator[StoredRows]:
-        """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
+        """Yield all rows, and remove their commitments from ``held``. Raises StoreError for a row without a commitment."""
         for rows in self.table.batches():
             found = rows.commitments
             if not held.issuperset(found):
@@ -1202,14 +1220,14 @@ class SampleStore:
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a store; StoreError for an address such as s3://bucket."""
+    """Return the folder of a store. Raises StoreError for an address such as s3://bucket."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
         raise StoreError(f"a store is a folder of this machine: {os.fspath(path)} is an address. Nothing was written.")
     return Path(path)
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:
-    """Return the events as a list; ValueError if an item is not an event."""
+    """Return the events as a list. Raises ValueError if an item is not an event."""
     given = [events] if isinstance(events, EventBase) else list(events)
     for event in given:
         if not isinstance(event, EventBase):
@@ -1218,7 +1236,7 @@ def as_events(events: Event | Iterable[Event]) -> list[Event]:
 
 
 def file_sizes(folder: Path) -> Iterator[int]:
-    """The sizes of a folder's files; other processes may add and remove some meanwhile."""
+    """The sizes of a folder's files, which other processes may add and remove at the same time."""
     for path in folder.iterdir():
         try:
             if path.is_file():
@@ -1229,14 +1247,14 @@ def file_sizes(folder: Path) -> Iterator[int]:
 
 @torch.no_grad()
 def predictions(adapter: HeadAdapter, x: Any) -> Tensor | None:
-    """Predicted classes, or None when there is nothing to predict from."""
+    """Predicted classes; None if there are no inputs, or the head is empty."""
     if x is None or adapter.empty:
         return None
     return adapter.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
 
 
 def accuracy(predicted: Tensor | None, y: Any) -> float | None:
-    """The share of predictions that are right."""
+    """The fraction of correct predictions; None without predictions or labels."""
     if predicted is None or y is None:
         return None
     labels = y.cpu() if isinstance(y, Tensor) else as_tensor(y, "y", CPU)

@@ -1,9 +1,9 @@
-"""Samples as rows: how they are found, read, written and erased, and their features and targets as bytes.
+"""The table of samples: finding, reading, writing and erasing rows, and encoding features and targets as bytes.
 
-On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
-how many. The width of a row never depends on other rows: it would reveal them after their erasure. Without a grid, and
-for a head that normalizes rows before its grid (``normalize``), features are stored as the float32 or float64 numbers they
-are.
+If the head sums on an integer grid, its features are integers. They are stored little-endian with the fewest bytes (1 to 4)
+that fit the whole row, and the length of the row gives the number of bytes. The width of a row never depends on other rows,
+because it would reveal them after their erasure. Without a grid, or if the head normalizes rows before its grid
+(``normalize``), features are stored as float32 or float64 numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a store: x (J,), y () or (K,), when it was added (seconds since 1970), and by which event, if known."""
+    """One sample: x (J,), y () or (K,), the time it was added (seconds since 1970), and the event that added it, if known."""
 
     id: str
     subject: str | None
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some samples of a store: x (B, J), y (B,) or (B, K), and the rest as lists of length B."""
+    """Some samples of a store: x (B, J), y (B,) or (B, K), and all other fields as lists of length B."""
 
     seq: list[int]
     ids: list[str]
@@ -60,7 +60,7 @@ class StoredRows:
     x: Tensor
     added: list[float]
     nonces: list[bytes]
-    positions: list[int] = field(default_factory=list)  # of the events that wrote them last
+    positions: list[int] = field(default_factory=list)  # the positions of the events that last wrote the rows
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -70,7 +70,7 @@ class StoredRows:
 
     @property
     def samples(self) -> tuple[list[str], Tensor, Tensor]:
-        """Ids, features and targets, as a :class:`~torchlssvm.sample_adapter.SampleAdapter` takes them."""
+        """Ids, features and targets, in the form that a :class:`~torchlssvm.sample_adapter.SampleAdapter` takes."""
         return self.ids, self.x, self.y
 
     @property
@@ -91,11 +91,11 @@ class Codec:
 
     @property
     def steps(self) -> FixedPoint | None:
-        """Grid on which features are stored; None where they are stored as they are."""
+        """The grid on which features are stored; None if they are stored unchanged."""
         return None if self.plain else self.grid
 
     def encode(self, x: Tensor) -> list[memoryview]:
-        """One piece of memory for each row. x: (B, J)."""
+        """Encode features x (B, J) as one bytes-like object for each row."""
         if self.steps is None:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
@@ -104,7 +104,7 @@ class Codec:
             q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
         if not q.size:
             return split_rows(q)
-        largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
+        largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits in one byte
         widths = 1 + (largest[:, None] >= (1 << 7, 1 << 15, 1 << 23)).sum(1)
         out = [memoryview(b"")] * len(q)
         for width in np.unique(widths).tolist():
@@ -116,7 +116,7 @@ class Codec:
         return out
 
     def decode(self, blobs: Sequence[bytes]) -> Tensor:
-        """The features (B, J) as the head takes them: float64 on a grid, else as stored."""
+        """Decode the features (B, J): float64 for features on a grid, otherwise the stored type."""
         sizes = {len(b) for b in blobs}
         if len(sizes) != 1:
             x = torch.empty(len(blobs), self.J, dtype=torch.float64)
@@ -136,14 +136,14 @@ class Codec:
             padded, three = np.zeros((len(blobs), self.J, 4), np.uint8), np.frombuffer(data, np.uint8)
             for k in range(3):
                 padded[:, :, k + 1] = three[k::3].reshape(-1, self.J)
-            q = padded.view("<i4")[:, :, 0] >> 8  # an arithmetic shift: the sign comes along
+            q = padded.view("<i4")[:, :, 0] >> 8  # an arithmetic shift preserves the sign
         else:
             q = np.frombuffer(data, f"<i{width}").reshape(-1, self.J)
         with threads_for(PASS_WORK * q.size):
             return self.steps.dequantize(torch.from_numpy(q.astype(np.int32)))
 
     def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
-        """Encode y: labels as integers, targets as the float64 numbers the head summed."""
+        """Encode y: labels as integers, targets as the float64 numbers that the head summed."""
         if y.ndim == 1 and not y.is_floating_point() and self.K > 1:
             return y.to(torch.int64).tolist(), None
         values = y.reshape(len(y), -1)
@@ -151,7 +151,7 @@ class Codec:
         return None, [bytes(b) for b in split_rows(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
 
     def y(self, labels: Sequence[int | None], targets: Sequence[bytes | None]) -> Tensor:
-        """Decode what :meth:`labels_and_targets` wrote."""
+        """Decode the result of :meth:`labels_and_targets`."""
         if all(t is None for t in targets):
             if None in labels:
                 raise StoreError("a row has neither a label nor targets: the store is damaged")
@@ -164,11 +164,11 @@ class Codec:
 
 
 def narrowed(q: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
-    """The low bytes of little-endian 32-bit integers. q: (B, J) -> (B, J, width), or q itself for all four."""
+    """The low bytes of little-endian 32-bit integers: q (B, J) -> (B, J, width), or q itself if width is 4."""
     if width == 4:
         return q
     packed, four = np.empty((*q.shape, width), np.uint8), q.view(np.uint8).reshape(*q.shape, 4)
-    for k in range(width):  # byte by byte: four times as fast as all at once
+    for k in range(width):  # copying byte by byte is four times as fast as copying all at once
         packed[:, :, k] = four[:, :, k]
     return packed
 
@@ -197,11 +197,11 @@ class SampleTable:
 
     @property
     def codec(self) -> Codec:
-        """The form in which rows are stored, as of :meth:`load_codec`."""
+        """The form in which rows are stored, as read by :meth:`load_codec`."""
         return self._form[1]
 
     def adopt_codec(self, codec: Codec) -> None:
-        """Store rows in another form from now on, and write down which; needs a table without rows."""
+        """Change and record the form in which rows are stored. The table must have no rows."""
         if codec == self.codec and self._form[0] is not None:
             return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
@@ -210,7 +210,7 @@ class SampleTable:
         self._form = record, codec
 
     def load_codec(self) -> None:
-        """Read in which form rows are stored, which another process may have changed."""
+        """Read the form in which rows are stored, because another process may have changed it."""
         found = self.db.get("rows")
         if found == self._form[0]:
             return
@@ -224,7 +224,7 @@ class SampleTable:
     # -- finding and reading -------------------------------------------------------------------------------------------
 
     def _scan(self, columns: str, size: int = ROWS_PER_BATCH, condition: str = "", *values: int) -> Iterator[Rows]:
-        """All rows in batches, in their order; the first column must be seq."""
+        """All rows in batches, in order. The first column must be seq."""
         last = -1
         sql = f"SELECT {columns} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
         while found := self.db.all(sql, (last, *values)):
@@ -241,7 +241,7 @@ class SampleTable:
         return found
 
     def _raw(self, seqs: Sequence[int], subject: str | None = None) -> Rows:
-        """The columns of rows by their numbers, checked; all must be of the subject, if one is given."""
+        """Read and check the columns of rows by number. If a subject is given, all rows must belong to it."""
         raw = {row[0]: row for row in self._select(SAMPLE_COLUMNS, "seq", seqs)}
         missing = [s for s in seqs if s not in raw]
         if missing:
@@ -260,7 +260,7 @@ class SampleTable:
         return self.db.one("SELECT 1 FROM samples LIMIT 1") is None
 
     def find(self, ids: Sequence[str] | None = None, subject: str | None = None) -> list[int]:
-        """The rows of some ids, in their order, or of a subject, in the order they were added; RemovalError if unknown."""
+        """The rows of ids, in the order of the ids, or of a subject, in the order of addition; RemovalError if unknown."""
         if ids is None:
             assert subject is not None
             found = self.of_subject(subject)
@@ -275,16 +275,16 @@ class SampleTable:
         return [where[sample] for sample in ids]
 
     def held(self, ids: Sequence[str]) -> dict[str, int]:
-        """The rows of those ids that are there."""
+        """The rows of the given ids that are in the table."""
         return dict(self._select("id, seq", "id", ids))
 
     def count(self, wanted: set[bytes]) -> int:
-        """Count the commitments whose samples are held; reads all rows."""
+        """Count the commitments whose samples are in the table. This reads all rows."""
         parts = self._scan("seq, id, nonce")
         return sum(c in wanted for part in parts for c in commitments([r[2] for r in part], [r[1] for r in part]))
 
     def _check_absent(self, column: str, value: str) -> None:
-        """StoreError if a scan of all rows finds a value that the index misses: an erasure may depend on it."""
+        """Raise StoreError if a scan of all rows finds a value that the index misses, because erasures rely on the index."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):
             raise self.db.damaged("an index misses a row")
 
@@ -311,7 +311,10 @@ class SampleTable:
         return found
 
     def _ordered(self, seqs: list[int]) -> list[int]:
-        """StoreError unless rows are in order: SQLite does not notice a damaged page that repeats one row and omits another."""
+        """Raise StoreError unless rows are in order.
+
+        SQLite does not detect a damaged page that repeats one row and omits another.
+        """
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise self.db.damaged("its rows are not in order")
         return seqs
@@ -330,16 +333,16 @@ class SampleTable:
         return dict(self.db.all(sql))
 
     def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> StoredRows:
-        """Rows by their number, in that order; they must have the ids, or the subject, by which an index found them."""
+        """Read rows by number, in the given order. Their ids or subject must be those by which an index found them."""
         rows = self._decode(self._raw(seqs, subject))
         if ids is not None and rows.ids != list(ids):
             raise self.db.damaged("an index points to the wrong row")
         return rows
 
     def batches(self, after: int = -1, size: int = ROWS_PER_BATCH, until: int | None = None) -> Iterator[StoredRows]:
-        """All rows in batches; only those written by events after a position, or up to one, if it is given.
+        """All rows in batches, optionally only those written by events after a position or up to a position.
 
-        Each batch is read in a view of its own; inside a view of the caller's all of them are of one state.
+        Each batch is read in its own view. If the caller has opened a view, all batches are of the same state.
         """
         condition = " AND position > ?" + " AND position <= ?" * (until is not None)
         scan = self._scan(SAMPLE_COLUMNS, size, condition, after, *([] if until is None else [until]))
@@ -355,7 +358,7 @@ class SampleTable:
             yield rows
 
     def names(self) -> Iterator[tuple[list[str], list[str | None]]]:
-        """Ids and subjects of all rows, in batches; features are not read."""
+        """Ids and subjects of all rows, in batches. Features are not read."""
         for found in self._scan("seq, id, subject"):
             yield [row[1] for row in found], [row[2] for row in found]
 
@@ -378,14 +381,14 @@ class SampleTable:
     def insert(
         self, ids: Sequence[str], subjects: Sequence[str | None], x: Tensor, y: Tensor, position: int
     ) -> list[bytes]:
-        """Write new rows in batches; returns their nonces. ValueError if an id is there already."""
+        """Write new rows in batches; return their nonces. Raises ValueError if an id already exists."""
         nonces: list[bytes] = []
         now = time.time()
         last = self.db.one("SELECT max(seq) FROM samples")
         first = ((last or (None,))[0] or 0) + 1
 
         def rows(part: slice) -> Iterator[tuple[Any, ...]]:
-            """Zip whole columns, so that Python's loops run once for each column and not for each row."""
+            """Zip whole columns, so that Python loops over columns instead of rows."""
             labels, targets = self.codec.labels_and_targets(y[part])
             blobs, secret = self.codec.encode(x[part]), os.urandom(NONCE_BYTES * len(ids[part]))
             fresh = [secret[i : i + NONCE_BYTES] for i in range(0, len(secret), NONCE_BYTES)]
@@ -415,12 +418,12 @@ class SampleTable:
         return nonces
 
     def erase(self, rows: StoredRows) -> None:
-        """Delete rows, and with them their nonces."""
+        """Delete rows together with their nonces."""
         self.db.many("DELETE FROM samples WHERE seq = ?", ((s,) for s in rows.seq))
         self._count(rows.subjects, -1)
 
     def rewrite(self, rows: StoredRows, x: Tensor | None, y: Tensor | None, position: int) -> None:
-        """Give rows new features or targets; id, subject and nonce stay."""
+        """Write new features or targets to rows. Id, subject and nonce stay the same."""
         blobs = self.codec.encode(rows.x if x is None else x)
         labels, targets = self.codec.labels_and_targets(rows.y if y is None else y)
         nothing, same = [None] * len(rows), [position] * len(rows)
@@ -455,15 +458,16 @@ class SampleTable:
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
-    """(x, y) of every sample that the store held when this was made; RemovalError for one that was erased since.
+    """The (x, y) of every sample that the store held when the dataset was created.
 
-    Each process opens the file for itself, so a DataLoader may use any number of workers.
+    Reading a sample that was erased since raises RemovalError. Each process opens its own connection, so a DataLoader may use
+    any number of workers.
     """
 
     def __init__(self, path: Path, ids: list[str]):
         self.path, self.ids = path, ids
         self._table: SampleTable | None = None
-        self._owner = 0  # the process that has opened it
+        self._owner = 0  # the id of the process that opened the connection
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -472,7 +476,7 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        """A batch at once, which is how a DataLoader asks."""
+        """Return a whole batch at once. DataLoader calls this method."""
         if self._table is None or self._owner != os.getpid():
             self._table = SampleTable(Database(self.path / DATABASE_FILE, False, readonly=True))
             self._owner = os.getpid()

@@ -1,10 +1,10 @@
-"""The files beside the database: snapshots of the statistics, and the position last acknowledged.
+"""The files beside the database: snapshots of the statistics, and the last acknowledged position.
 
-A snapshot makes opening fast, but it is optional: the statistics can be rebuilt from the rows. Its sums include samples that
-were erased later, so old snapshots are removed. It ends with the SHA-256 of its content.
+A snapshot makes opening a store fast. It is optional, because the statistics can be recomputed from the rows. The sums in a
+snapshot include samples that were erased later, so old snapshots are removed. A snapshot ends with the SHA-256 of its content.
 
-The witness is the position last acknowledged to a caller. It reveals a database that has lost acknowledged events, e.g. because
-the disk did not keep the end of the log, or because a backup was put in its place.
+The witness is the last position that was acknowledged to a caller. It reveals a database that has lost acknowledged events,
+e.g. because the disk did not keep the end of the log, or because the database was replaced with a backup.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def sync_folder(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes, sync: bool = True) -> None:
-    """Replace a file at once: readers see the old content or the new one, never a part.
+    """Replace a file atomically: readers see either the old content or the new content, never a part.
 
-    ``sync=False``: after a power failure it may be torn. That is for files that are checked when they are read.
+    With ``sync=False`` the file may be incomplete after a power failure. Use this only for files that are checked when they are
+    read.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -62,7 +63,7 @@ def write_durably(path: Path, data: bytes, sync: bool = True) -> None:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk its room is needed
+        temporary.unlink(missing_ok=True)  # if the disk is full, its space is needed
         raise
     if sync:
         sync_folder(path.parent)
@@ -97,12 +98,12 @@ class Snapshots:
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The content of a snapshot, or None if it cannot be read. The caller then sums the rows."""
+        """Return the content of a snapshot, or None if it cannot be read. The caller then sums the rows."""
         try:
             content = read_regular(path, MAX_SNAPSHOT_BYTES)
         except (OSError, ValueError):
             return None
-        body, trailer = memoryview(content)[:-32], content[-32:]  # it ends with its SHA-256
+        body, trailer = memoryview(content)[:-32], content[-32:]  # the file ends with the SHA-256 of its content
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:
@@ -130,7 +131,7 @@ class Witness:
         self.path = path
 
     def read(self) -> tuple[int, bytes] | None:
-        """Return position and chain; None if the file is missing or damaged. A half-written file is read again."""
+        """Return position and chain hash; None if the file is missing or damaged. A half-written file is read again."""
         for _ in range(5):
             found = self._read()
             if found is not None or not self.path.exists():
@@ -149,11 +150,11 @@ class Witness:
             return None
 
     def create(self) -> None:
-        """Write the witness of a new store, durably. From then on the file has its full size."""
+        """Write the witness of a new store durably. The file keeps its size from then on."""
         write_durably(self.path, self._encode(0, CHAIN_START))
 
     def write(self, position: int, chain: bytes) -> None:
-        """Overwrite the witness in place. It is not synced: the log is, and the write takes microseconds."""
+        """Overwrite the witness in place, which takes microseconds. The file is not synced, because the log is."""
         data = self._encode(position, chain)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.write(data)

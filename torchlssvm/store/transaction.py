@@ -1,10 +1,10 @@
-"""The events of one call: first the rows, inside one SQLite transaction, then the head, in one exchange of samples.
+"""The events of one call, applied first to the rows in one SQLite transaction and then to the head in one change.
 
-After an error the SQLite transaction is rolled back. The head rarely needs a rollback: it is changed last, and a head that
-refuses samples stays unchanged. The head is restored from the rows only if it had changed already: when the journal or the
-commit failed after it, or when a later part of :meth:`Transaction._change_head` failed.
+After an error the SQLite transaction is rolled back. The head rarely needs to be restored, because it is changed last and stays
+unchanged if it refuses samples. It is restored from the rows only if it had already changed. This happens if the journal or the
+commit failed afterwards, or if a later part of :meth:`Transaction._change_head` failed.
 
-Samples that one call adds and removes again never reach the head.
+Samples that are added and removed in the same call never reach the head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST_EXCHANGE = 2**26
 
 @dataclass(frozen=True)
 class EventResult:
-    """Answer to the caller for an event that is durable.
+    """The result of an event that is durable.
 
     ``nonces`` are the secrets of the samples. You need the nonce of a sample to check whether a certificate covers it:
     ``Certificate.covers(id, nonce)``. After an erasure the store no longer has the nonces.
@@ -60,29 +60,32 @@ class EventResult:
 
     @property
     def commitment_bytes(self) -> list[bytes]:
-        """The commitments that the journal keeps of its samples."""
+        """The commitments to the event's samples that the journal records."""
         return commitments(map(bytes.fromhex, self.nonces.values()), self.nonces)
 
 
 class NetChange:
-    """The difference between the samples a head holds and those it is to hold, collected over several events."""
+    """The difference between the current samples of a head and its future samples, collected over several events."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to add: ids, x (B, J), y
-        self._block_of: dict[str, int] = {}  # the block in which a sample to add is; a sample taken out has none
+        self._block_of: dict[str, int] = {}  # the block of each sample to add; a sample that was dropped has no block
         self._old: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to remove
         self.relabels_only = True
         self.features = 0
         """Number of features of the samples to remove: they are held in memory."""
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Samples that the head must hold."""
+        """Note samples that the head must hold."""
         self.relabels_only = False
         self._block_of.update(dict.fromkeys(ids, len(self._blocks)))
         self._blocks.append((ids, x, y))
 
     def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Samples that the head must no longer hold. Samples added in the same call are dropped from the additions instead."""
+        """Note samples that the head must no longer hold.
+
+        Samples added in the same call are dropped from the additions instead.
+        """
         self.relabels_only = False
         held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]
         if held:
@@ -91,7 +94,7 @@ class NetChange:
             self.features += self._old[-1][1].numel()
 
     def exchange(self, ids: Sequence[str], x: Tensor, y: Tensor, new_x: Tensor, new_y: Tensor) -> None:
-        """Samples that get new features or targets. With unchanged features this is a relabelling."""
+        """Note samples that get new features or targets. If the features are unchanged, the samples are relabelled."""
         relabels_only = self.relabels_only and new_x is x and self._block_of.keys().isdisjoint(ids)
         self.remove(ids, x, y)
         self.add(ids, new_x, new_y)
@@ -106,7 +109,7 @@ class NetChange:
                 yield [ids[k] for k in keep], x[keep], y[keep]
 
     def apply(self, adapter: HeadAdapter | SampleAdapter, device: torch.device | None = None) -> None:
-        """Change the head, all or nothing; samples are moved to ``device`` first, together."""
+        """Change the head, all or nothing. The samples are first moved to ``device`` together."""
         new, old = joined([*self._new()], device), joined(self._old, device)
         if self.relabels_only and new is not None and old is not None:
             adapter.relabel(new[0], new[2], old[1], old[2])
@@ -117,7 +120,7 @@ class NetChange:
 def joined(
     blocks: Sequence[tuple[Sequence[str], Tensor, Tensor]], device: torch.device | None = None
 ) -> tuple[Sequence[str], Tensor, Tensor] | None:
-    """Join blocks of samples into one, on ``device``; None without blocks. ValueError if labels and targets are mixed."""
+    """Join blocks of samples on ``device``; None without blocks. Raises ValueError if labels and targets are mixed."""
     if not blocks:
         return None
     first = blocks[0][1].device
@@ -133,18 +136,18 @@ def joined(
 
 
 class Transaction:
-    """The events of one call; the database's own transaction is the caller's.
+    """The events of one call. The caller opens and commits the database transaction.
 
     Attributes:
         done: the events that this call applied; events that were applied before are left out.
-        position: of the last of them.
+        position: the journal position of the last applied event.
         head_changed: True once the head has changed, or may have changed.
     """
 
     def __init__(
         self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
     ):
-        """``source``: the network of features that come without a fingerprint."""
+        """``source``: the fingerprint of the network, for features that come without a fingerprint."""
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
         self.done: list[EventResult] = []
@@ -152,25 +155,25 @@ class Transaction:
         self._change = NetChange()
 
     def apply(self, events: Sequence[Event], position: int) -> list[EventResult]:
-        """Apply events to the rows, after a position of the journal. The head, and its digest, follow with :meth:`finish`."""
+        """Apply events to the rows, after a position of the journal. :meth:`finish` then updates the head and its digest."""
         self.position = position
         with torch.inference_mode(False), torch.no_grad():
             return [self._apply(event) for event in events]
 
     def finish(self) -> str | None:
-        """Change the head by all events together; returns its digest."""
+        """Apply the changes of all events to the head at once; return its digest."""
         with torch.inference_mode(False), torch.no_grad():
             self._change_head()
         return self.adapter.digest() if self.done else None
 
     def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
-        """Write the journal, before the database commits; returns the digest and the end of the chain."""
+        """Write the journal, before the database commits; return the digest and the end of the chain."""
         events = [(done.event_id, done.kind, done.commitment_bytes) for done in self.done]
         state = self.journal.append(events, digest)
         return state["digest"], bytes.fromhex(state["chain"])
 
     def _change_head(self) -> None:
-        """Let the head follow the rows as they are now."""
+        """Update the head to match the current rows."""
         change, self._change = self._change, NetChange()
         before, self.head_changed = self.head_changed, True
         try:
@@ -183,14 +186,14 @@ class Transaction:
         past: EventResult | Entry | None = next((done for done in self.done if done.event_id == event.event_id), None)
         past = past or self.journal.of(event.event_id)
         if past is not None:
-            if isinstance(event, Add) and len(event.ids) > past.samples:  # some may have been left out then
+            if isinstance(event, Add) and len(event.ids) > past.samples:  # some may have been left out the first time
                 event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
             return EventResult(event.event_id, past.kind, past.position, False, past.samples, None)
         left_out: Sequence[str] = ()
         if isinstance(event, Add):
             rest, left_out = self.suppression.screen(event)
-            if rest is None:  # all of its samples were erased on request: the journal gets no entry
+            if rest is None:  # all samples were erased on request, so the journal gets no entry
                 return EventResult(event.event_id, "add", self.position, False, 0, None, left_out=tuple(left_out))
             event = rest
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
@@ -209,7 +212,7 @@ class Transaction:
         empty = self.table.empty
         self._check_source(event.fingerprint or self.source, empty)
         self._change.add(event.ids, event.x, event.y)
-        if empty:  # the head says on which grid, and the first samples decide an automatic one
+        if empty:  # the head determines the grid, and an automatic grid depends on the first samples
             self._change_head()
             self.table.adopt_codec(replace(self.adapter.codec(), J=event.x.shape[1]))
         else:
@@ -217,7 +220,7 @@ class Transaction:
         return event.ids, self.table.insert(event.ids, event.subjects, event.x, event.y, self.position + 1)
 
     def _check_source(self, given: str | None, empty: bool) -> None:
-        """Refuse features of another network; the first ones with a fingerprint bind an empty store."""
+        """Refuse features of another network. The first features with a fingerprint bind an empty store to their network."""
         bound = self.table.db.get("fingerprint") or None
         if given == bound:
             return None
@@ -235,7 +238,7 @@ class Transaction:
     def _change_rows(
         self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]
     ) -> tuple[list[str], list[bytes]]:
-        """Read the rows of an event in batches and change each; returns their ids and nonces."""
+        """Read the rows of an event in batches and change each batch; return the ids and nonces."""
         ids: list[str] = []
         nonces: list[bytes] = []
         for start in range(0, len(seqs), ROWS_PER_BATCH):
@@ -259,7 +262,7 @@ class Transaction:
             )
             self._change.remove(*rows.samples)
             self.table.erase(rows)
-            if known:  # certificate_issuer refuses them
+            if known:  # the certificate issuer refuses them
                 self.table.db.put(f"{NOTE_PREFIX}{ADAPTED_NOTE}/{event.event_id}", sorted(known))
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
@@ -297,7 +300,7 @@ class Transaction:
 
 
 def check_repetition(table: SampleTable, event: Event, past: EventResult | Entry) -> None:
-    """ValueError if an event differs from the one that was applied under its id, or if that one is no longer in effect."""
+    """Raise ValueError if an event differs from the event applied under its id, or if that event is no longer in effect."""
     if event.kind != past.kind:
         raise taken_id_error(event, past, f"it is a {event.kind}")
     if event.ids is not None and len(event.ids) != past.samples:
@@ -320,7 +323,7 @@ def check_repetition(table: SampleTable, event: Event, past: EventResult | Entry
         same = [i for i in range(len(rows)) if found[i] and rows.positions[i] == past.position]
         if place is not None:
             at = [place[rows.ids[i]] for i in same]
-        else:  # samples of a subject are meant in the order they were added, which is known while all are there
+        else:  # a subject's samples are in the order of addition, which is known only while all exist
             at = [start + i for i in same] if len(seqs) == len(wanted) else []
         if at and not same_content(table.codec, event, at, rows, same):
             raise taken_id_error(event, past, "features, labels or subjects of its samples are others")
@@ -331,7 +334,7 @@ def check_repetition(table: SampleTable, event: Event, past: EventResult | Entry
 def same_content(
     codec: Codec, event: Add | Relabel | Replace, at: list[int], rows: StoredRows, same: list[int]
 ) -> bool:
-    """True if the samples ``at`` of an event are what the rows ``same`` hold, in the form they are stored in."""
+    """True if the samples ``at`` of an event equal the rows ``same``, compared in their stored form."""
     if isinstance(event, Add) and [event.subjects[k] for k in at] != [rows.subjects[i] for i in same]:
         return False
     if not isinstance(event, Relabel) and (
@@ -345,7 +348,7 @@ def same_content(
 
 
 def taken_id_error(event: Event, past: EventResult | Entry, why: str) -> ValueError:
-    """The error for an event id that is taken."""
+    """The error for an event id that is already used."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "
         f"{past.samples} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing "

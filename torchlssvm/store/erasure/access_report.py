@@ -1,4 +1,4 @@
-"""Access report: what a store holds of a subject, since when, and which files contain it."""
+"""Access report: the samples that a store holds of a subject, when they were added, and which files contain them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AccessReport:
 
     @classmethod
     def of(cls, store: SampleStore, subject: str) -> AccessReport:
-        """Make the report for one position of the store, even while other processes write."""
+        """Create the report for one position of the store, even while other processes write."""
         with store.view():
             ids = store.find(subject=subject)
             added_at: dict[str, int] = {}

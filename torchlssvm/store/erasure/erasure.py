@@ -1,6 +1,6 @@
-"""An erasure from beginning to end: samples, receipt, compaction, certificate, in this order.
+"""A complete erasure: remove the samples, write the receipt, compact the store and write the certificate, in this order.
 
-Later, :func:`check_absence` checks that the samples have not come back, as far as the available names and keys allow.
+Later, :func:`check_absence` checks that the samples have not been added again, as far as the available names and keys allow.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Erasure:
     """Result of :meth:`SampleStore.erase <torchlssvm.store.SampleStore.erase>`.
 
     Attributes:
-        results: of the Remove events of this call, one for each subject and one for the ids; empty if an earlier call has
-            removed the samples.
+        results: the results of the Remove events of this call, one for each subject and one for the ids. The list is empty if
+            an earlier call removed the samples.
         event_ids: all erasures that the receipt and the certificate cover.
-        still_held: names of the request that still have samples in the store.
-        receipt: the file that was written, or found there from an earlier call; None without one.
-        compaction: its result; None if you did not ask for one, or an earlier call did it.
-        certificate: None if you did not ask for one.
-        unfinished: why the store could not be compacted; repeat the call later to finish.
+        still_held: names in the request that still have samples in the store.
+        receipt: the file written by this call or by an earlier one; None if there is no receipt.
+        compaction: the result of the compaction; None if you did not request one, or if an earlier call did it.
+        certificate: the certificate; None if you did not request one.
+        unfinished: the reason why the store could not be compacted. Repeat the call later to finish.
     """
 
     results: list[EventResult]
@@ -66,20 +66,20 @@ def erase(
     certificate: str | os.PathLike[str] | None = None,
     key: Any = None,
 ) -> Erasure:
-    """Erase subjects, samples, or everything that a request names; write the receipt and the certificate.
+    """Erase subjects, samples, or all samples named in a request; write the receipt and the certificate.
 
-    The samples are removed first, then the receipt is written, the bytes are destroyed, and the certificate is written.
-    Each step is durable before the next, and is not repeated. **After a crash the same call finishes what is missing**: it
-    finds the earlier erasures by the request, or by the ``event_id`` of the first call.
+    The samples are removed first. Then the receipt is written, the bytes are destroyed, and the certificate is written. Each
+    step is durable before the next one starts, and no step is repeated. **After a crash, the same call completes the missing
+    steps.** It finds the earlier erasures by the request, or by the ``event_id`` of the first call.
 
     Args:
         store: the store.
-        subjects: one or several.
-        ids: samples by their ids.
-        request: an open request (:attr:`requests`); without subjects and ids, all that is held of those it names.
-        event_id: of the erasure (default: a random one).
-        receipt: file of the receipt, outside the store, which names who was erased.
-        compact: destroy the bytes too, see :meth:`compact`.
+        subjects: one or more subjects.
+        ids: the ids of the samples.
+        request: an open request (:attr:`requests`). Without subjects and ids, all samples that it names are erased.
+        event_id: the id of the erasure (default: a random id).
+        receipt: file of the receipt, which names the erased people. It must be outside the store.
+        compact: also destroy the bytes, see :meth:`compact`.
         certificate: file of the certificate.
         key: signs the certificate, see :meth:`certificate`.
     """
@@ -122,7 +122,7 @@ def erase(
 
 
 def held_of_request(store: SampleStore, request_id: str) -> tuple[list[str], list[str]]:
-    """The subjects of a request that have samples in the store, and its ids in the store that belong to no such subject."""
+    """The subjects of a request that have samples in the store, and its stored ids that belong to no such subject."""
     request = store.requests.get(request_id)
     subjects = [s for s in request.named("subject") if store.find(subject=s)]
     ids = [i for i in request.named("id") if i in store]
@@ -131,7 +131,7 @@ def held_of_request(store: SampleStore, request_id: str) -> tuple[list[str], lis
 
 
 def nothing_held(store: SampleStore, request: str | None) -> RemovalError:
-    """The error for a request if the store holds none of its samples and has erased none."""
+    """The error for a request if the store neither holds nor has erased any of its samples."""
     if any(entry.kind == "remove" and entry.position > store.compacted for entry in store.history()):
         advice = f"samples were erased without it, and their bytes may still be there: torchlssvm compact {store.path}"
     else:
@@ -140,7 +140,7 @@ def nothing_held(store: SampleStore, request: str | None) -> RemovalError:
 
 
 def check_place(path: str | os.PathLike[str], kind: type[ErasureReceipt] | type[Certificate], done: list[str]) -> None:
-    """ValueError if a file cannot be written at a path. A file that an earlier call wrote for these erasures is replaced."""
+    """Raise ValueError if a file cannot be written at a path. The file of an earlier call for these erasures is replaced."""
     place = Path(path)
     if not place.absolute().parent.is_dir():
         raise ValueError(f"{place.absolute().parent} is not a folder: {place.name} cannot be written there")
@@ -156,11 +156,11 @@ def check_place(path: str | os.PathLike[str], kind: type[ErasureReceipt] | type[
 
 
 def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path | None:
-    """Write the receipt of erasures if it is not written yet; returns None if it was written to another file."""
+    """Write the receipt of erasures unless it was already written; return None if it was written to another file."""
     waiting = [event_id for event_id in store.receipts.unwritten() if event_id in done]
     if not waiting:
         return path if path.exists() else None
-    path.unlink(missing_ok=True)  # of a call that ended before the store has noted it
+    path.unlink(missing_ok=True)  # left by a call that ended before the store recorded the file
     try:
         store.write_receipt([e for e in store.receipts.all() if e in done], path)
     except OSError as error:
@@ -177,10 +177,10 @@ def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path |
 def check_absence(
     store: SampleStore, certificate: Certificate, receipt: ErasureReceipt | None = None
 ) -> dict[str, Check]:
-    """Look for the return of erased samples: by the suppression list, and by the names of a receipt.
+    """Check by the suppression list, and by the names in a receipt, that erased samples have not been added again.
 
-    VerificationError if the store holds an erased sample again without a lawful return. The result also lists what could not be
-    checked.
+    Raises VerificationError if the store holds an erased sample again without a lawful return. The result also lists the checks
+    that were not possible.
     """
     with store.view():
         with checking("returned"):
@@ -189,14 +189,14 @@ def check_absence(
             with checking("receipt"):
                 about, back = receipt.check(certificate), check_receipt(store, receipt)
             facts = {**about.facts, "returned": back}
-            if receipt.request is not None:  # the journal has it with these names
+            if receipt.request is not None:  # the journal contains the request with these names
                 facts |= {"request": receipt.request["id"], "subjects": receipt.subjects, "unnamed_request": False}
             found["receipt"] = replace(about, facts=facts)
         return found
 
 
 def check_list(store: SampleStore, receipt: bool) -> Check:
-    """Compare all samples with the suppression list, if there is one and its key."""
+    """Compare all samples with the suppression list, if the store has a list and its key is given."""
     if store.suppression.path is None or not store.suppression.has_key:
         facts = {"list": store.suppression.path is not None, "receipt": receipt}
         return Check("returned", Outcome.NOT_CHECKED, facts)
@@ -210,7 +210,7 @@ def check_list(store: SampleStore, receipt: bool) -> Check:
 
 
 def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
-    """Look for the ids and subjects of a receipt among the samples; returns how many are back after a lawful return."""
+    """Search the samples for the ids and subjects of a receipt; return the number of samples back after a lawful return."""
     request = receipt.request
     entries = {entry.event_id: entry for entry in store.history()}
     if request is not None:

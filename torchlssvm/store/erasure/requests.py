@@ -1,7 +1,7 @@
-"""Erasure requests and their receipts: who asked, when, when the answer is due, and what was done.
+"""Erasure requests and their receipts: who asked and when, when the answer is due, and what was done.
 
-A request is a record of the store. Its names (subjects and ids) stay readable while they are needed. The compaction after the
-erasure replaces them with the commitments that the journal recorded when the request was opened.
+A request is a record in the store. Its names (subjects and ids) stay readable while they are needed. The compaction after the
+erasure replaces the names with the commitments that the journal recorded when the request was opened.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], No
 
 @dataclass(frozen=True)
 class RequestedName:
-    """A subject or a sample id that a request names; name and nonce are None once only the commitment is left."""
+    """A subject or sample id named in a request. Name and nonce are None once only the commitment is left."""
 
     kind: str
     name: str | None
@@ -42,14 +42,14 @@ class RequestedName:
 
     @classmethod
     def new(cls, kind: str, name: str) -> RequestedName:
-        """A name with a fresh nonce."""
+        """Create a name with a fresh nonce."""
         nonce = os.urandom(NONCE_BYTES)
         return cls(kind, name, nonce.hex(), commitments([nonce], [name])[0].hex())
 
 
 @dataclass(frozen=True)
 class ErasureRequest:
-    """One request. ``steps``: when each step was taken; ``events``: ids of its erasures; ``due``: the last day to answer."""
+    """One request. ``steps``: the time of each step; ``events``: the ids of its erasures; ``due``: the last day to answer."""
 
     id: str
     received: str
@@ -68,41 +68,41 @@ class ErasureRequest:
 
     @property
     def open(self) -> bool:
-        """True until it is answered."""
+        """True until the request is answered."""
         return "answered" not in self.steps
 
     @property
     def days_left(self) -> int:
-        """Days until an answer is due; negative when that day is past."""
+        """Days until the answer is due; negative after that day."""
         return (date.fromisoformat(self.due) - datetime.now(UTC).date()).days
 
     @property
     def overdue(self) -> bool:
-        """True if it should have been answered before today."""
+        """True if the request should have been answered before today."""
         return self.open and self.days_left < 0
 
     @property
     def skipped(self) -> list[str]:
-        """Steps that an erasure needs before it is answered and that are still missing."""
+        """Missing steps that an erasure requires before the request is answered."""
         return [step for step in ("erased", "compacted", "certified") if step not in self.steps]
 
     def named(self, kind: str) -> list[str]:
-        """The subjects or ids that are still readable, i.e. not yet replaced by commitments."""
+        """The subjects or ids that are still readable, i.e. not yet replaced with commitments."""
         return [n.name for n in self.names if n.kind == kind and n.name is not None]
 
     @property
     def forgotten(self) -> bool:
-        """True if its names are replaced by commitments."""
+        """True if the names have been replaced with commitments."""
         return all(n.name is None for n in self.names)
 
     def for_receipt(self, held: Collection[RequestedName] = ()) -> dict[str, Any]:
-        """The part of the request that goes into a receipt: all names, except those with samples still ``held``."""
+        """The part of the request that goes into a receipt. It omits names with samples that are still ``held``."""
         kept = [n for n in self.names if n.name is not None and n not in held]
         names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in kept]
         return {"id": self.id, "received": self.received, "due": self.due, "names": names}
 
     def for_certificate(self) -> dict[str, str]:
-        """The part of the request that goes into a certificate; it leaves out names and the operator."""
+        """The part of the request that goes into a certificate. It omits the names and the operator."""
         return {"id": self.id, "received": self.received, "due": self.due, "reason": self.reason}
 
 
@@ -110,8 +110,9 @@ class Requests:
     """The requests of one store.
 
     Args:
-        db, table, journal: of the store.
-        journalize: appends an entry (event id, kind, commitments) to the journal and calls a function in the same transaction.
+        db, table, journal: the parts of the store.
+        journalize: a function that appends an entry (event id, kind, commitments) to the journal, and calls another function in
+            the same transaction.
     """
 
     def __init__(self, db: Database, table: SampleTable, journal: Journal, journalize: Journalize):
@@ -120,19 +121,19 @@ class Requests:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def all(self) -> list[ErasureRequest]:
-        """All requests: overdue ones first, then open ones by the day they are due, then those that are answered."""
+        """All requests: first the overdue ones, then the open ones by due date, then the answered ones."""
         found = [self._read(name, record) for name, record in self.db.records(REQUEST_PREFIX).items()]
         return sorted(found, key=lambda r: (not r.open, r.due, r.received))
 
     def get(self, request_id: str) -> ErasureRequest:
-        """Return the request with this id; ValueError if the store has no such request."""
+        """Return the request with this id. Raises ValueError if the store has no such request."""
         record = self.db.get(REQUEST_PREFIX + request_id, None)
         if record is None:
             raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
         return self._read(request_id, record)
 
     def answered_by(self, event_ids: Iterable[str]) -> list[ErasureRequest]:
-        """The requests whose own journal entry, or one of whose erasures, is among these events, oldest first."""
+        """The requests whose journal entry, or one of whose erasures, is among these events, oldest first."""
         events = set(event_ids)
         found = [r for r in self.all() if r.id in events or not events.isdisjoint(r.events)]
         return sorted(found, key=lambda r: (r.received, r.id))
@@ -162,13 +163,14 @@ class Requests:
         """Open a request about one or more subjects, or about samples given by their ids.
 
         Args:
-            subjects: the subjects to erase: one text, or several.
+            subjects: the subjects to erase, as one string or several.
             ids: the ids of the samples to erase.
-            request_id: its id, which stays in the journal permanently (default: a new one).
-            received: when it arrived (default: now); a day or a time, ISO 8601.
-            due: the last day to answer (default: one month after it was received).
-            reason: legal basis or reason. Texts may not hold the names of those concerned: they are kept after the erasure.
-            operator: who works on it.
+            request_id: the id of the request, which stays in the journal permanently (default: a new id).
+            received: when the request arrived, as a day or a time in ISO 8601 (default: now).
+            due: the last day to answer (default: one month after the request was received).
+            reason: legal basis or reason. No text may contain the names of the people concerned, because texts are kept after
+                the erasure.
+            operator: the person who handles the request.
         """
         names = [RequestedName.new("subject", s) for s in name_list(subjects, "subject")]
         names += [RequestedName.new("id", i) for i in name_list(ids, "an id")]
@@ -176,13 +178,13 @@ class Requests:
             raise ValueError("a request names at least one subject or id")
         arrived = as_time(received)
         last = add_month(arrived.date()) if due is None else as_time(due).date()
-        if arrived > datetime.now(UTC) + timedelta(hours=14):  # so far ahead of UTC may its day be
+        if arrived > datetime.now(UTC) + timedelta(hours=14):  # the local day may be up to 14 hours ahead of UTC
             raise ValueError(f"received is in the future: {arrived.isoformat()}")
         if last < arrived.date():
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
         with self.db.view():
             concerned = {n.name for n in names if n.name is not None}
-            concerned |= {name.partition("@")[0] for name in concerned if "@" in name}  # of an e-mail address
+            concerned |= {name.partition("@")[0] for name in concerned if "@" in name}  # the start of an e-mail address
             for n in names:
                 if n.kind == "subject" and n.name is not None:
                     concerned.update(self.table.ids(n.name))
@@ -209,7 +211,7 @@ class Requests:
         self.db.put(REQUEST_PREFIX + request.id, asdict(request))
 
     def take_step(self, request_id: str, step: str) -> ErasureRequest:
-        """Note that a step was taken; the first time counts."""
+        """Record that a step was taken. Only the first time is recorded."""
         if step not in REQUEST_STEPS:
             raise ValueError(f"step must be one of {', '.join(REQUEST_STEPS)}; got {step!r}")
         with self.db.transaction():
@@ -231,7 +233,7 @@ class Requests:
                     self._take_step(request, "certified")
 
     def close(self, request_id: str, answer: str = "") -> ErasureRequest:
-        """Record that the request was answered. ``answer`` gives the reason; required if no certified erasure took place."""
+        """Record that the request was answered. ``answer`` gives the reason; it is required without a certified erasure."""
         with self.db.transaction():
             request = self.get(request_id)
             if not request.open:
@@ -259,7 +261,7 @@ class Requests:
     # -- with an erasure and a compaction, inside their transactions ---------------------------------------------------
 
     def check_erasure(self, request_id: str, subjects: Iterable[str]) -> None:
-        """ValueError if a request is answered, or does not name these subjects."""
+        """Raise ValueError if a request is already answered, or does not name these subjects."""
         request = self.get(request_id)
         if not request.open:
             raise ValueError(f"the request {request_id!r} is answered: open another one. Nothing was changed.")
@@ -274,7 +276,7 @@ class Requests:
             )
 
     def note_erasure(self, request_id: str, done: Sequence[EventResult], subjects: Iterable[str | None]) -> None:
-        """Note removals that belong to a request; ValueError if its texts hold the name of a sample."""
+        """Record removals that belong to a request. Raises ValueError if its texts contain the name of a sample."""
         if not done:
             return
         request = self.get(request_id)
@@ -288,14 +290,14 @@ class Requests:
         self._write(replace(request, events=events, steps=steps))
 
     def still_held(self, request: ErasureRequest) -> list[RequestedName]:
-        """The names of a request that still have samples in the store."""
+        """The names in a request that still have samples in the store."""
         named = [(n, n.name) for n in request.names if n.name is not None]
         return [
             n for n, name in named if (self.table.of_subject(name) if n.kind == "subject" else self.table.held([name]))
         ]
 
     def forget_names(self) -> None:
-        """Replace names with commitments, in answered requests and in requests whose samples are all gone from the store."""
+        """Replace names with commitments in answered requests, and in requests that have no samples left in the store."""
         for request in self.all():
             if request.forgotten or not (request.events or not request.open):
                 continue
@@ -304,24 +306,25 @@ class Requests:
             self._write(replace(request, names=names))
 
     def note_compaction(self) -> None:
-        """Note the compaction in all requests that are erased."""
+        """Record the compaction in all requests whose samples are erased."""
         for request in self.all():
             if "erased" in request.steps:
                 self._take_step(request, "compacted")
 
 
 class KeptReceipts:
-    """Receipts that a store keeps until its next compaction, so that a crash before the file is written loses none.
+    """Receipts that a store keeps until its next compaction, so that no receipt is lost if a crash precedes its file.
 
-    A record "receipt/<event id>" holds ids and nonces of an erasure. The receipt file is written from this record, which then
-    notes it. Compaction removes the records, and refuses to run while a receipt is not written to a file.
+    A record "receipt/<event id>" contains the ids and nonces of an erasure. The receipt file is written from this record, and
+    the record then notes the file. Compaction removes the records. It refuses to run while a receipt has not been written to a
+    file.
     """
 
     def __init__(self, db: Database):
         self.db = db
 
     def keep(self, done: Iterable[EventResult], request: str | None) -> None:
-        """Keep ids and nonces of removals, inside their transaction."""
+        """Keep the ids and nonces of removals, inside their transaction."""
         for removal in done:
             if removal.kind == "remove":
                 samples = {"ids": list(removal.nonces), "nonces": list(removal.nonces.values())}
@@ -329,7 +332,7 @@ class KeptReceipts:
                 self.db.put(RECEIPT_PREFIX + removal.event_id, record)
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """The records by event ids, in the order of the journal; StoreError if one cannot be read."""
+        """The records by event id, in the order of the journal. Raises StoreError if a record cannot be read."""
         found = self.db.records(RECEIPT_PREFIX)
         for name, record in found.items():
             if len(record["ids"]) != len(record["nonces"]):
@@ -337,11 +340,11 @@ class KeptReceipts:
         return dict(sorted(found.items(), key=lambda item: item[1]["position"]))
 
     def unwritten(self) -> list[str]:
-        """Ids of the events whose receipts are not written to a file yet."""
+        """Ids of the events whose receipts have not been written to a file."""
         return [event_id for event_id, record in self.all().items() if not record["written"]]
 
     def make(self, event_ids: Sequence[str], request: dict[str, Any] | None) -> ErasureReceipt:
-        """Make the receipt of these erasures, with the data of their request; StoreError if one of them has no receipt."""
+        """Create the receipt of these erasures, with the data of their request. StoreError if an erasure has no receipt."""
         records = self.all()
         missing = [e for e in event_ids if e not in records]
         if missing or not event_ids:
@@ -354,12 +357,12 @@ class KeptReceipts:
         return ErasureReceipt(events, request, now())
 
     def mark_written(self, event_ids: Iterable[str]) -> None:
-        """Note, inside a transaction, that receipts are written to files."""
+        """Record, inside a transaction, that receipts were written to files."""
         for event_id in event_ids:
             self.db.put(RECEIPT_PREFIX + event_id, self.db.get(RECEIPT_PREFIX + event_id) | {"written": True})
 
     def clear(self) -> None:
-        """Remove all records, inside a transaction, before a compaction; StoreError while one is not written."""
+        """Remove all records, inside a transaction, before a compaction. StoreError if a receipt has not been written."""
         waiting = self.unwritten()
         if waiting:
             raise StoreError(
@@ -372,7 +375,7 @@ class KeptReceipts:
 
 
 def name_list(given: Any, what: str) -> list[str]:
-    """Names without repetition, from one text or several."""
+    """Return names without duplicates, from one string or several."""
     names = [given] if isinstance(given, str | int) else as_list(given)
     if names is None:
         raise ValueError(f"{what} must be a text or a list of texts; got {given!r}")
@@ -380,7 +383,7 @@ def name_list(given: Any, what: str) -> list[str]:
 
 
 def as_time(given: str | datetime | date | None) -> datetime:
-    """A point in time, UTC; a day is its beginning."""
+    """Return a point in time, in UTC. A day stands for its beginning."""
     if given is None:
         return datetime.now(UTC)
     if isinstance(given, str):
@@ -394,7 +397,7 @@ def as_time(given: str | datetime | date | None) -> datetime:
 
 
 def add_month(day: date) -> date:
-    """The same day of the next month, or the last one if it has no such day.
+    """The same day of the next month, or the last day of that month if it has no such day.
 
     >>> add_month(date(2027, 1, 31))
     datetime.date(2027, 2, 28)

@@ -1,14 +1,15 @@
-"""A suppression list: a file from which only the holder of its key can tell who was erased on request.
+"""A suppression list: a file that records who was erased on request, readable only with its key.
 
-An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject" and the
-name is in Unicode's form NFC, so that the same name typed on another machine gives the same entry. Without the key nobody can
-test a guess against an entry. The order of the file does not reveal the order of erasures. Several stores may share a list. The
-list is kept outside the store, so that restoring an old copy of the store does not restore an old list.
+An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject". The name
+is in Unicode's form NFC, so that the same name typed on another machine gives the same entry. Nobody can test a guess against
+an entry without the key. The order of the file does not reveal the order of erasures. Several stores may share a list. The list
+is kept outside the store, so that restoring an old copy of the store does not restore an old list.
 
-A store that uses a list has a record "suppression". It names the list and the end of its chain of changes when the store last
-wrote to it (``head``), so that another list, or an older copy, is noticed. ``clean`` is the end of the chain when no sample of
-the store was on the list. What is added later is compared with the list, so all samples are compared only if the list has
-changed since: an old copy of the store was put back, an erasure was interrupted, or another store has made entries.
+A store that uses a list has a record "suppression". The record names the list, and its field ``head`` is the end of the list's
+chain of changes when the store last wrote to it. The store can thus detect a different list or an older copy. The field
+``clean`` is the end of the chain when no sample of the store was on the list. Samples added later are compared with the list
+when they are added. All samples are therefore compared again only if the list has changed since. This happens if an old copy of
+the store was restored, an erasure was interrupted, or another store made entries.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ SUM_MODULUS = 2**256
 
 
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
-    """Write a new key to a file that only its owner can read; FileExistsError if there is one, ValueError inside a store."""
+    """Write a new key to a file that only its owner can read. FileExistsError if it exists, ValueError inside a store."""
     refuse_in_store(Path(path))
     write_private(path, f"{KEY_FORMAT} {secrets.token_hex(32)}\n".encode())
     return Path(path)
 
 
 def suppression_key(given: Any = None) -> bytes | None:
-    """Read a key from 32 bytes, 64 hex digits or a file; by default from the environment variable. None if that is not set."""
+    """Read a key from 32 bytes, 64 hex digits or a file, by default from the environment variable; None if that is not set."""
     if given is None:
         given = os.environ.get(KEY_VARIABLE) or None
         if given is None:
@@ -83,7 +84,7 @@ def suppression_key(given: Any = None) -> bytes | None:
 
 
 def refuse_in_store(path: Path) -> None:
-    """ValueError if a path is inside the folder of a store. Keys, lists and receipts there would be copied with the store."""
+    """Raise ValueError if a path is inside a store. Keys, lists and receipts there would be copied with the store."""
     place = path.resolve()
     for folder in place.parents:
         if os.path.lexists(folder / DATABASE_FILE):
@@ -93,11 +94,11 @@ def refuse_in_store(path: Path) -> None:
 
 
 class SuppressionList:
-    """The entries of one file, read and written under the controller's key. Nothing stays open between two calls.
+    """The entries of one file, read and written with the controller's key. The file is closed between two calls.
 
     Args:
-        path: the file; :meth:`create` makes it.
-        key: 32 bytes (:func:`~torchlssvm.store.suppression_key`). A wrong one is a StoreError.
+        path: the file, which :meth:`create` creates.
+        key: 32 bytes (:func:`~torchlssvm.store.suppression_key`). A wrong key raises StoreError.
 
     >>> import tempfile
     >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
@@ -122,7 +123,7 @@ class SuppressionList:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], key: bytes) -> SuppressionList:
-        """Make an empty list; StoreError if there is a file already, ValueError inside the folder of a store."""
+        """Create an empty list. Raises StoreError if the file exists, and ValueError if the path is inside a store."""
         place = Path(path).absolute()
         refuse_in_store(place)
         if os.path.lexists(place):
@@ -146,14 +147,14 @@ class SuppressionList:
 
     @staticmethod
     def head_of(path: str | os.PathLike[str]) -> bytes:
-        """The end of the chain of changes of a list, which can be read without the key."""
+        """The end of the chain of changes of a list. The key is not needed to read it."""
         found = SuppressionList.__new__(SuppressionList)
         found.path = Path(path).absolute()
         return found.head
 
     @contextlib.contextmanager
     def _connected(self, new: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open the file for one piece of work; SQLite's errors come out as StoreErrors that name it."""
+        """Open the file for one operation. SQLite's errors are raised as StoreErrors that name the file."""
         try:
             check_regular(self.path)
         except ValueError as error:
@@ -179,7 +180,7 @@ class SuppressionList:
         return hmac.digest(self._key, f"{LIST_FORMAT}\0check".encode(), "sha256").hex()
 
     def tag(self, kind: str, name: str) -> bytes:
-        """The entry of an id or a subject."""
+        """The entry for an id or a subject."""
         text = f"{LIST_FORMAT}\0{kind}\0{unicodedata.normalize('NFC', name)}"
         return hmac.digest(self._key, text.encode(), "sha256")
 
@@ -191,7 +192,7 @@ class SuppressionList:
 
     @property
     def head(self) -> bytes:
-        """The end of the chain of changes: each change has an HMAC of its entries and of the change before it."""
+        """The end of the chain of changes. Each link is an HMAC of a change and of the link before it."""
         with self._connected() as connection:
             return bytes.fromhex(self._value(connection, "head"))
 
@@ -199,16 +200,16 @@ class SuppressionList:
         return str(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
 
     def extends(self, head: bytes) -> bool:
-        """True if the chain once ended in ``head``. An older copy of the file never did, even if it got new entries."""
+        """True if the chain once ended in ``head``. This is never true of an older copy, even if it got new entries."""
         with self._connected() as connection:
             return connection.execute("SELECT 1 FROM heads WHERE head = ?", (head,)).fetchone() is not None
 
     def _link(self, head: bytes, change: str, tags: Iterable[bytes]) -> bytes:
-        """The end of the chain after a change of entries, "+" or "-"."""
+        """The end of the chain after entries are added ("+") or withdrawn ("-")."""
         return hmac.digest(self._key, b"".join([f"{LIST_FORMAT}\0{change}\0".encode(), head, *sorted(tags)]), "sha256")
 
     def find(self, tags: Sequence[bytes]) -> set[bytes]:
-        """Return those of the given entries that are on the list."""
+        """Return the given entries that are on the list."""
         found: set[bytes] = set()
         with self._connected() as connection:
             for start in range(0, len(tags), VARIABLES_PER_QUERY):
@@ -218,7 +219,7 @@ class SuppressionList:
         return found
 
     def check_structure(self) -> None:
-        """StoreError when the file is cut short, a page of it is damaged, or an entry is missing or altered."""
+        """Raise StoreError if the file is truncated, a page is damaged, or an entry is missing or altered."""
         with self._connected() as connection:
             connection.execute("BEGIN")  # read one consistent state, even while another process writes
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -242,11 +243,11 @@ class SuppressionList:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def enter(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
-        """Make entries, durable when this returns; returns :attr:`head` before and after."""
+        """Add entries, which are durable when this returns; return :attr:`head` before and after."""
         return self._change("INSERT OR IGNORE INTO entries VALUES (?)", 1, tags)
 
     def withdraw(self, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
-        """Take entries off the list; returns :attr:`head` before and after."""
+        """Remove entries from the list; return :attr:`head` before and after."""
         return self._change("DELETE FROM entries WHERE tag = ?", -1, tags)
 
     def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> tuple[bytes, bytes]:
@@ -265,7 +266,7 @@ class SuppressionList:
 
 
 def sum_of(tags: Iterable[bytes]) -> int:
-    """The sum of entries; it reveals one that is missing or altered."""
+    """The sum of all entries, which reveals a missing or altered entry."""
     return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS
 
 
@@ -280,9 +281,9 @@ class Suppression:
     """The suppression list of one store, if it has one.
 
     Args:
-        db, table: of the store.
+        db, table: the parts of the store.
         key: see :func:`~torchlssvm.store.suppression_key`.
-        choice: "refuse" or "skip".
+        choice: "refuse" or "skip" samples that were erased on request.
     """
 
     def __init__(self, db: Database, table: SampleTable, key: Any, choice: str):
@@ -290,31 +291,31 @@ class Suppression:
             raise ValueError(f"erased must be one of {', '.join(map(repr, SUPPRESSION_CHOICES))}; got {choice!r}")
         self.db, self.table, self.choice = db, table, choice
         self._given = key
-        self._checked: tuple[int, int, int] | None = None  # the file of the list when all of it was last read
+        self._checked: tuple[int, int, int] | None = None  # the state of the list file when all of it was last read
 
     @property
     def path(self) -> str | None:
-        """The file of the list; None if the store uses none."""
+        """The file of the list; None if the store uses no list."""
         record = self._record()
         return None if record is None else record["path"]
 
     @property
     def has_key(self) -> bool:
-        """True if a key was given. The key is not checked."""
+        """True if a key was given. The key itself is not checked."""
         return suppression_key(self._given) is not None
 
     def _record(self) -> Any:
         return self.db.get(SUPPRESSION_RECORD, None)
 
     def required(self) -> SuppressionList:
-        """The list, as :meth:`opened` returns it; StoreError if the store uses none."""
+        """Return the list like :meth:`opened`. Raises StoreError if the store uses no list."""
         used = self.opened()
         if used is None:
             raise StoreError(f"{self.db.path.parent} uses no suppression list")
         return used
 
     def opened(self) -> SuppressionList | None:
-        """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
+        """The list; None if the store uses no list. StoreError if its key is missing or wrong, or the list is an older copy."""
         record = self._record()
         if record is None:
             return None
@@ -327,13 +328,13 @@ class Suppression:
         found = SuppressionList(record["path"], key)
         self._check_list(found, record)
         mark = found.mark
-        if mark != self._checked:  # once for each state of the file: a damaged entry would let an erased sample in
+        if mark != self._checked:  # check each state of the file once: a damaged entry would admit an erased sample
             found.check_structure()
             self._checked = mark
         return found
 
     def bind(self, path: str | os.PathLike[str]) -> SuppressionList:
-        """Use a list from now on, inside a transaction; it is made if it is not there. StoreError if another one is in use."""
+        """Use a list from now on, inside a transaction. A missing list is created. StoreError if a different list is in use."""
         key, record = suppression_key(self._given), self._record()
         if key is None:
             raise StoreError(
@@ -350,7 +351,7 @@ class Suppression:
         return found
 
     def _check_list(self, found: SuppressionList, record: dict[str, str]) -> None:
-        """StoreError if a list is not the one of the record, or lacks changes that the store has seen."""
+        """Raise StoreError if a list is not the recorded one, or lacks changes that the store has seen."""
         if found.name != record["list"]:
             raise StoreError(f"{found.path} is not the suppression list of {self.db.path.parent}, but another one")
         if not found.extends(bytes.fromhex(record["head"])):
@@ -377,7 +378,7 @@ class Suppression:
         return [tag in found or s in gone for tag, s in zip(by_id, subjects, strict=True)]
 
     def screen(self, event: Add) -> tuple[Add | None, list[str]]:
-        """An Add without the samples that were erased, and their ids; SuppressedError if such an event is to be refused."""
+        """Return an Add without erased samples, and their ids. SuppressedError if such events are to be refused."""
         out = self.erased(event.ids, event.subjects)
         left_out = [i for i, gone in zip(event.ids, out, strict=True) if gone]
         if not left_out:
@@ -395,9 +396,10 @@ class Suppression:
         return Add(ids, event.x[keep], event.y[keep], subjects, event.fingerprint, event.event_id), left_out
 
     def enter(self, ids: Sequence[str], subjects: Sequence[str]) -> None:
-        """Enter removed samples, and subjects that were removed whole; the entries are on the disk when this returns.
+        """Enter removed samples, and subjects that were removed completely. The entries are durable when this returns.
 
-        Called before the removals commit. If the commit fails, the entries stay: repeat the removals.
+        This method is called before the removals commit. If the commit fails, the entries stay, and the removals must be
+        repeated.
         """
         used = self.opened()
         if used is None:
@@ -407,7 +409,7 @@ class Suppression:
         self._note(used, head, head.hex() if clean == before.hex() else clean)
 
     def held(self) -> list[str]:
-        """The ids of samples that are held although they are on the list: an erasure was interrupted, or a copy put back."""
+        """The ids of stored samples that are on the list, after an interrupted erasure or the restoration of an old copy."""
         found: list[str] = []
         for ids, subjects in self.table.names():
             found += [i for i, gone in zip(ids, self.erased(ids, subjects), strict=True) if gone]
@@ -415,12 +417,12 @@ class Suppression:
 
     @property
     def compared(self) -> bool:
-        """True if no sample was on the list when they were last compared, and the list has not changed since."""
+        """True if no sample was on the list at the last comparison, and the list has not changed since."""
         record = self._record()
         return record is None or SuppressionList.head_of(record["path"]).hex() == record["clean"]
 
     def compare(self, note: bool) -> list[str]:
-        """Return :meth:`held`; StoreError without a list. ``note``: write down if no sample is held, which saves time later."""
+        """Return :meth:`held`. StoreError without a list. ``note`` records that no sample is held, which saves time later."""
         head, held = self.required().head, self.held()
         if note and not held:
             with contextlib.suppress(StoreBusyError), self.db.transaction():
@@ -430,12 +432,12 @@ class Suppression:
     # -- lawful return -------------------------------------------------------------------------------------------------
 
     def tags(self, ids: Sequence[str], subjects: Sequence[str]) -> list[bytes]:
-        """The entries of ids and subjects; StoreError without a list."""
+        """The entries for ids and subjects. Raises StoreError without a list."""
         used = self.required()
         return [used.tag("id", i) for i in ids] + [used.tag("subject", s) for s in subjects]
 
     def names_listed(self, ids: Sequence[str], subjects: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Those of the ids and subjects that are on the list; StoreError without one."""
+        """Return the given ids and subjects that are on the list. Raises StoreError without a list."""
         tags = self.tags(ids, subjects)
         found = self.required().find(tags)
         on = [tag in found for tag in tags]
