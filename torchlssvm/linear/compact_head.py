@@ -1,8 +1,8 @@
 r"""``CompactLSSVMHead``: the paper's own form of the head, which keeps only w and C.
 
 The notation is that of Lee et al.: :math:`A = \rho I + \sum \phi \phi^T`, :math:`C = I - \rho A^{-1}`. Theorem 1 and its
-corollaries update w and C by the samples that come and go; see :mod:`torchlssvm.functional.theorem1`, which also says why the
-matrix that is factored is the symmetric T and not the paper's S.
+corollaries update w and C when samples are added or removed. :mod:`torchlssvm.functional.theorem1` explains the update, and why
+it factors the symmetric matrix T instead of the paper's S.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _SAME_COUNT = 1e-9  # a sum of weights of about 1 that is below this is rounding
 class CompactLSSVMHead(nn.Module):
     r"""Least-squares SVM that keeps only w and C: exact updates by Theorem 1, without old data and without statistics.
 
-    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. It has no digest, and it cannot
-    check that a removed sample was held: it refuses a removal only if no set of samples could give the result. Rounding errors
-    add up over the calls. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models as small as in the paper.
+    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. The head has no digest, and it
+    cannot check that a removed sample was held. It refuses a removal only if no set of samples could give the result. Rounding
+    errors add up over the calls. :class:`~torchlssvm.LSSVMHead` has none of these limits. Use this class for models as small as
+    in the paper.
 
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes or of float targets.
-        rho: the regularization. Setting it later costs one eigendecomposition of C, and is exact.
+        rho: the regularization. Setting it later is exact and costs one eigendecomposition of C.
         intercept: ``"free"``, ``"penalized"`` (a constant feature; C is then (J+1, J+1)) or ``"none"``, as in the paper.
         device: where the state lives.
 

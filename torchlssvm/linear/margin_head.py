@@ -34,43 +34,45 @@ __all__ = ["MarginHead"]
 
 
 class MarginHead(LinearHead):
-    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, and every change of its samples exact.
+    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, with exact changes of its samples.
 
     Minimizes, for each class k against the rest, with y = +1 for the class and -1 otherwise,
 
     .. math:: \rho |w_k|^2 + \sum_n c_n \max(0, 1 - y_{nk} (w_k^T \phi_n + b_k))^2,
 
-    which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, on the grid
-    as integers, to see which of them become active. ``digest()`` is that of the statistics of all samples held, as
-    :class:`~torchlssvm.LSSVMHead`'s; active sets do not depend on the history, and after ``refresh()`` neither does a bit of
-    the weights. A class with samples of one sign only has w = 0, b = that sign and an empty active set.
+    which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, as integers
+    on the grid, because any sample may become active later. ``digest()`` is the digest of the statistics of all samples held,
+    as in :class:`~torchlssvm.LSSVMHead`. The active sets do not depend on the history of changes, and after ``refresh()``
+    neither does any bit of the weights. A class whose samples all have one sign has w = 0, b equal to that sign and an empty
+    active set.
 
-    Statistics and rows change at once; active sets and weights are brought up to date when they are read. A class in which no
-    changed sample is active is left alone, to the bit.
+    Statistics and rows change immediately. Active sets and weights are brought up to date when you read them. The weights of a
+    class in which no changed sample is active keep every bit.
 
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
-        rho: the regularization, a number > 0, settable at any time (``LinearSVC`` has C = 1 / (2 rho)). None chooses it by
-            :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes, and again at each
-            ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` says that it is open.
+        rho: the regularization, a number > 0, which corresponds to C = 1 / (2 rho) of ``LinearSVC``. It can be set at any time.
+            None chooses rho by :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes and again
+            at each ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` reports that it is
+            open.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
-            or a tensor (K,). With the first two every change of samples changes every class.
+            or a tensor (K,). With ``"balanced"`` or ``"complement"``, every change of samples changes every class.
         grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
-        per_class: keep sums per class; None means when ``class_weight`` needs it.
-        normalize: None, ``"l2"`` or ``"sqrt"``: normalization of each row before the grid, as for
+        per_class: keep sums per class. None keeps them only if ``class_weight`` needs them.
+        normalize: None, ``"l2"`` or ``"sqrt"``. Each row is normalized before it is rounded to the grid, as in
             :class:`~torchlssvm.LSSVMHead`.
-        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
-            solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
-            influence hold the scale fixed.
+        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, as in
+            :class:`~torchlssvm.LSSVMHead`. Both are derived again at each solve. Every change of samples then changes every
+            class. Leave-one-out and influence hold the scale fixed.
         rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file
             is unlinked and disappears with the process. Copies of the head keep their rows in memory.
         device: where the state lives.
 
     Attributes:
         statistics: the sums of the samples held.
-        samples: the samples held, distinct rows on the grid.
+        samples: the samples held, as distinct rows on the grid.
 
     Example:
         >>> import torch
@@ -217,18 +219,18 @@ class MarginHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it: exact, with the active sets that it would have.
+        """Exact scores (B, K) of samples held, each by the head that never saw it, with the active sets of that head.
 
-        Nothing is refitted: in each class one inverse serves all samples, and a sample that is not active in a class keeps its
-        current score. Class weights that follow the counts are derived again without the sample; ``scale="std"`` keeps the
-        scale of all samples held. You can pass any part of the samples held.
+        Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
+        class keeps its current score. Class weights that depend on the class counts are derived again without the sample.
+        ``scale="std"`` keeps the scale of all samples held. You can pass any part of the samples held.
 
         Args:
             x: (B, J), as added.
             y: (B,), as added.
             weight: (B,), as added.
-            groups: (B,) numbers or names: leave out the whole group instead; all of a group goes in one call.
-            pairs: as for :class:`~torchlssvm.LSSVMHead`; one class against the rest has no pairs, and both values are the same.
+            groups: (B,) numbers or names. Each whole group is left out instead; pass all samples of a group in one call.
+            pairs: accepted for compatibility with :class:`~torchlssvm.LSSVMHead`. It has no effect, as this head has no pairs.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -249,11 +251,11 @@ class MarginHead(LinearHead):
     ) -> Tensor:  # fmt: skip
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
-        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts. With ``scale="std"`` the scale of
-        all samples held stays.
+        With ``on="loss"``, a positive value means that the loss would rise, so removing such a sample hurts. With
+        ``scale="std"`` the scale stays that of all samples held.
 
         Args:
-            x: (B, J), samples held, as added; for ``what="add"`` samples that are to come.
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
             y: (B,), their labels.
             x_val: (V, J), where to look.
             y_val: (V,) labels, for "loss" and "accuracy".
@@ -281,11 +283,12 @@ class MarginHead(LinearHead):
         """Choose rho on the samples held, and apply it.
 
         Args:
-            rhos: values > 0; None: nine values from the mean eigenvalue of the features down to 1e-4 of it.
-            method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused:
-                scores of this head are not linear in the targets.
+            rhos: values > 0. None tries nine values from the mean eigenvalue of the features down to 1e-4 of it.
+            method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused,
+                because the scores of this head are not linear in the targets.
             score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
-            folds: for ``"kfold"``; the fold of a sample is a hash of its features and label, and copies are in one fold.
+            folds: number of folds for ``"kfold"``. A hash of its features and label assigns a sample to a fold, so copies share
+                a fold.
             apply: False returns the errors and leaves rho as it is.
 
         >>> import torch
@@ -305,7 +308,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def least_squares(self) -> LSSVMHead:
-        """A least-squares head on the same samples, with the same options: leverage, GCV and columns to choose from.
+        """A least-squares head on the same samples, with the same options. Use it for leverage, GCV and the choice of columns.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -402,9 +405,9 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _resume(self, state: dict[str, Tensor]) -> None:
-        """Begin the next solve at a :meth:`_snapshot` of the samples held; the result is still proven.
+        """Start the next solve from a :meth:`_snapshot` of the samples held. The result is still proven.
 
-        ValueError if the snapshot belongs to other samples.
+        Raises ValueError if the snapshot belongs to other samples.
         """
         if not state:
             return
