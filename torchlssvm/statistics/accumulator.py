@@ -1,6 +1,6 @@
 """Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
 
-Three levels, each carried into the next when it is full, and all exact in grid mode:
+The sums have three levels. A full level is added to the next one. All levels are exact if there is a grid.
 
     tail  - up to 1,024 rows, not yet summed; a single sample costs a row copy, and is summed with the others by one product
     acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
@@ -40,13 +40,13 @@ DIRECT_NUMBERS = 2**24
 
 @dataclass
 class SignedRows:
-    """Signed rows on their way in: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
+    """Signed rows to be summed: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
 
-    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
-    multiplicities (B,), or None.
+    One-hot side columns may be given as their labels z (B,). ``codes`` are group codes (B,), or None for one group. ``mult``
+    are multiplicities (B,), or None.
 
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1. ``observer``: sees the rows on the grid. ``host_codes`` (B,): the group codes on the host.
+    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity. ``gross`` is their sum. ``sign``
+    is +1 or -1. ``observer`` is called with the rows on the grid. ``host_codes`` (B,) are the group codes on the host.
     """
 
     x: Tensor
@@ -209,9 +209,9 @@ class Accumulator:
     def _by_group(
         self, codes: Tensor, host: NDArray[np.int64] | None
     ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
-        """Return the rows of each group that has any, on the device (None: all of them) and on the host.
+        """Return the row numbers of each group that has rows, on the device (None: all rows) and on the host.
 
-        The rows of a group are summed together. ``host``: the codes on the host, which saves a synchronization.
+        The rows of a group are summed together. ``host``: the codes on the host, which avoid a synchronization.
         """
         assert host is not None
         sizes = np.bincount(host, minlength=self.groups)
@@ -259,7 +259,7 @@ class Accumulator:
     ) -> None:  # fmt: skip
         """Sum runs of rows in separate memory, then add the result to the group's sums: the work of one thread.
 
-        Integers: the order does not matter.
+        The threads may finish in any order, because the sums are integers.
         """
         work = torch.empty(chunk, self.J + self.R, dtype=torch.float64)
         scratch = torch.empty(chunk, self.J, dtype=torch.float32)

@@ -62,17 +62,17 @@ class Evidence(Enum):
 
 
 class Integrity:
-    """A context in which a state is changed in place: marked first, cleared last.
+    """A context in which a state is changed in place. It sets a mark on entry and clears the mark on exit.
 
-    An interruption (Ctrl-C, out of memory) leaves the mark, and every later use is refused. This library's own errors clear the
-    mark: they are raised only if nothing was changed, or after everything was put back.
+    An interruption (Ctrl-C, out of memory) leaves the mark set, and every later use of the state is refused. Errors of this
+    library clear the mark, because they are raised only if nothing was changed or after everything was restored.
     """
 
     def __init__(self) -> None:
         self.torn = False
 
     def check(self) -> None:
-        """InterruptedUpdateError if a change was interrupted."""
+        """Raise InterruptedUpdateError if a change was interrupted."""
         if self.torn:
             raise InterruptedUpdateError(
                 "an update was interrupted while its sums were being changed, so the state is neither that before nor that "
@@ -96,12 +96,12 @@ class Statistics:
         num_classes: K, the number of classes or of targets.
         grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
             sums: the same interface, ``exact`` is False, and there is no digest).
-        target_grid: the same for float targets.
+        target_grid: the grid for float targets, given in the same way.
         per_class: keep M for each class.
         folds: number of folds to keep separate sums for; samples then need ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
-        scale: None or ``"std"``, which solves weights for standardised features. The sums are the same with both values; the
-            digest includes the option, and statistics with different values cannot be combined.
+        scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
+            includes the option, and statistics with different values cannot be combined.
         device: where the sums live.
 
     >>> import torch
@@ -191,7 +191,7 @@ class Statistics:
         self._decide(GridChoices(kind, grid, target_grid))
 
     def check_whole(self) -> None:
-        """InterruptedUpdateError if a change of the sums was interrupted."""
+        """Raise InterruptedUpdateError if a change of the sums was interrupted."""
         if self.integrity.torn:
             self.integrity.check()
 
@@ -364,9 +364,9 @@ class Statistics:
     def with_sums(
         self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
     ) -> Statistics:
-        """Return statistics of this shape that hold packed sums per group and moments: these tensors, not copies.
+        """Return statistics of this shape that hold the given tensors, not copies: packed sums per group, and moments.
 
-        ``bound``: on every sum; None takes it from the sums.
+        ``bound`` is a bound on every sum; None computes it from the sums.
         """
         out = self.zero()
         out._decide(choices).replace_sums(sums)
@@ -385,7 +385,8 @@ class Statistics:
     def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
         """Return the statistics of some columns (k,) of the same rows, in the order given.
 
-        ``normalize`` and ``scale``: of the result. Nothing is summed again: the sums of the columns are part of these.
+        ``normalize`` and ``scale`` are options of the result. Nothing is summed again, because the sums held include those of
+        the columns.
         """
         self.canonicalize()
         out = self._empty_like(len(columns), self.folds, normalize, scale)
@@ -425,9 +426,9 @@ class Statistics:
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one, or sums, that decide first.
+        """Check a batch for :meth:`change`. ``like``: a batch applied with this one, or sums, whose choices come first.
 
-        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are already normalized and on the grid. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         rules = BatchRules(
@@ -447,16 +448,16 @@ class Statistics:
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
+        """Subtract samples, whether or not they were added. Statistics form a group, so a difference may be negative."""
         self.change([(self.check(x, y, weight, ids, sparse=True), -1)])
         return self
 
     def change(self, changes: list[tuple[SampleBatch, int]], evidence: Evidence = Evidence.NONE) -> list[Tensor] | None:
-        """Apply checked batches with their signs; RemovalError if ``evidence`` asks for counts, and one falls below zero.
+        """Apply checked batches with their signs. Raises RemovalError if ``evidence`` asks for counts and one falls below zero.
 
-        Where it asks for a test of the sums, the caller makes it afterwards (:meth:`check_possible`). An interrupted change
-        leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch that lives until the next
-        change, or None for many rows.
+        If ``evidence`` asks for a test of the sums, the caller makes this test afterwards (:meth:`check_possible`). An
+        interrupted change leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch, or None
+        for many rows. The views are valid until the next change.
         """
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
@@ -491,16 +492,16 @@ class Statistics:
         return views
 
     def check_counts(self, moments: Tensor) -> None:
-        """RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
+        """Raise RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
         counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])[0]
         if min(counts) < -self._slack():
             which = f" of class {counts.index(min(counts)) % self.num_classes}" if moments.ndim == 2 else ""
             raise checks.removal_error(f"the count{which} would fall to {min(counts):g}")
 
     def check_possible(self, groups: Iterable[int] | None = None, ridge: float = 0.0) -> None:
-        """RemovalError if the sums, in total or of some groups, cannot be those of samples: they are not semidefinite.
+        """Raise RemovalError if the sums, in total or of some groups, are not semidefinite, as no samples have such sums.
 
-        ``ridge``: added to the sums of squares. Needs canonical sums that are not empty.
+        ``ridge`` is added to the sums of squares. The sums must be canonical and not empty.
         """
         if self.drained:
             raise checks.removal_error("no sample would be left, but the sums would not be zero")
@@ -756,7 +757,7 @@ class Statistics:
 
     @exactly
     def take_over(self, other: Statistics) -> None:
-        """Hold what the other statistics hold: their parts, not copies."""
+        """Replace the content by that of other statistics, whose parts are used without a copy."""
         self.__dict__.update(other.__dict__)
 
     # -- digest --------------------------------------------------------------------------------------------------------
