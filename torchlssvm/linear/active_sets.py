@@ -1,13 +1,13 @@
 """``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
 
-The rows held are the truth. Active sets, margins and weights are caches. A change of samples touches only the classes in which
-a changed sample is active, and the next read brings those up to date by Newton's method. After a small change the inverse
-of the class takes the changed rows in by Theorem 1, and only margins near 1 are computed; otherwise a step solves from integer
-sums over the active set, and a line search shortens it.
+Active sets, margins and weights are caches that are computed from the rows held. A change of samples affects only the classes
+in which a changed sample is active, and the next read updates these classes by Newton's method. After a small change, Theorem 1
+updates the inverse of the class by the changed rows, and only margins near 1 are computed. After a larger change, a step solves
+from integer sums over the active set, and a line search shortens the step.
 
-The search ends in a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that float64
-cannot tell from 1. So an active set does not depend on the way it was found, and after :meth:`~ActiveSetSolver.restart` the
-weights follow from the active sets alone, to the bit.
+The search ends with a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that
+float64 cannot distinguish from 1. So an active set does not depend on the way it was found. After
+:meth:`~ActiveSetSolver.restart`, every bit of the weights depends on the active sets alone.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class ClassState:
     """The solution of one class.
 
     Attributes:
-        solution: weights and inverse for the active set; None where the next change solves from sums.
-        fitted: True once weights and active set are known; False too for a class with samples of one sign only.
+        solution: weights and inverse for the active set; None if the next change solves from sums.
+        fitted: True once weights and active set are known. It stays False for a class with samples of one sign only.
         touched: True when samples have changed that are, or may be, active.
-        proof: of the weights in use; None where it is computed when it is needed.
+        proof: the proof for the weights in use; None until it is needed.
     """
 
     solution: Solution | None = None
@@ -80,14 +80,14 @@ class Search:
     """The search for the active set of one class.
 
     Attributes:
-        active: (n,), the set that the solution is of.
-        solution: the solution on it; None where it is solved from sums next.
-        scale: units, with the rho that the search is at.
+        active: (n,), the current active set.
+        solution: the solution on this set; None if the next step solves from sums.
+        scale: units, with the current rho of the search.
         position: the lowest point so far; None before the first line search.
         sums: sums over the set, once they were formed.
-        sound: False where float64 lacked the digits to solve from sums.
-        proving: True once the objective has stopped falling: the proof alone changes the set from then on.
-        proofs: proofs that have changed the set.
+        sound: False if float64 lacked the digits to solve from sums.
+        proving: True once the objective has stopped falling. From then on only the proof changes the set.
+        proofs: number of proofs that have changed the set.
     """
 
     label: int
@@ -181,9 +181,9 @@ class ActiveSetSolver:
             setattr(self, name, torch.cat([cache[..., : n - added], new], -1))
 
     def _queue(self, solution: Solution | None, k: int, slots: Tensor, copies: Tensor) -> Solution | None:
-        """Put rows on the pending list of a class's solution; None where new sums are cheaper.
+        """Put rows on the pending list of a class's solution; None if new sums are cheaper.
 
-        slots: (c,) places; copies: (c,), negative for what leaves.
+        slots: (c,) places; copies: (c,), negative for rows that leave.
         """
         rows, groups, J = self.rows, self._groups, self.rows.in_features
         if solution is None or groups is None or J < cost.SMALLEST_UPDATED_SYSTEM:
@@ -222,8 +222,8 @@ class ActiveSetSolver:
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date.
 
-        ConvergenceError if a search does not converge. Later reads raise it at once, until samples or options change or you
-        call ``restart``.
+        Raises ConvergenceError if a search does not converge. Later reads raise it immediately, until samples or options change
+        or you call ``restart``.
         """
         if self._current and not self._busy:
             return self.w, self.b
@@ -287,7 +287,8 @@ class ActiveSetSolver:
     def _margins_near(self, k: int, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Margins (n,) by weights, of which only those near 1 are computed, and bounds (n,) on the drift of the others.
 
-        With the weights moved by d and d_b from those of the cache, no margin moved by more than |q_i| |d| + |d_b|.
+        If the weights and intercept differ from the cached ones by d and d_b, no margin has moved by more than
+        |q_i| |d| + |d_b|.
         """
         rows, at_w, at_b = self.rows, self._at_w[:, k], self._at_b[k]
         length, shift = float((w - at_w).norm()) * self.scale.step, abs(float(b - at_b))
@@ -472,9 +473,9 @@ class ActiveSetSolver:
         return sums
 
     def _advance(self, s: Search, margins: Tensor) -> bool:
-        """Go on to the lowest point in the direction of the solution; False where the objective has stopped falling.
+        """Move to the lowest point in the direction of the solution. Returns False if the objective has stopped falling.
 
-        margins: (n,), those of the solution.
+        margins: (n,), the margins of the solution.
         """
         assert s.solution is not None
         if s.proving:
@@ -508,9 +509,9 @@ class ActiveSetSolver:
         s.scale, s.solution = replace(s.scale, rho=rho), None
 
     def _prove(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, drift: Tensor) -> bool:
-        """Take over weights w (J,) and b () if the active set is proven to be theirs; else False, and the set is changed.
+        """Adopt weights w (J,) and b () if the active set is proven to be theirs; otherwise change the set and return False.
 
-        margins: (n,), each of which is off by its drift (n,) at most, and by rounding.
+        margins: (n,), each with an error of at most its drift (n,) plus rounding.
         """
         assert s.solution is not None
         k, wanted = s.label, margins < 1.0
@@ -584,9 +585,9 @@ class ActiveSetSolver:
         return bounds * BOUND_ROUNDING_FACTOR
 
     def _proof(self, k: int, mu: Tensor, active: Tensor, w: Tensor, b: Tensor) -> Proof:
-        """By |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`, rounding included.
+        """The proof by |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`, rounding included.
 
-        mu: (D,), the mean of the active rows, of a free intercept; active: (n,).
+        mu: (D,), the mean of the active rows, for a free intercept; active: (n,).
         """
         rows, J, scale, eps = self.rows, self.rows.in_features, self.scale, hinge.FLOAT64_EPS
         slots, point = torch.nonzero(active)[:, 0], scale.point(w, b)

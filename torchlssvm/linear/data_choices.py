@@ -31,9 +31,9 @@ class Choice:
     Attributes:
         name: "rho", "rule", "calibration", "columns" or "scale".
         state: open, current or stale.
-        method: how it is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
-        rule: True if it is made again by this method at the moments that the head names (``rho="gcv"``).
-        candidates: how many values were compared; None where the method has values of its own.
+        method: how the choice is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
+        rule: True if the head repeats the choice by this method at the times that it documents (``rho="gcv"``).
+        candidates: the number of values compared; None if the method has values of its own.
         value: the value in use, as text; empty while the choice is open, and for a calibration that is no longer used.
     """
 
@@ -71,9 +71,9 @@ class DataChoices:
     """Choices made from data (rho, a calibration, columns).
 
     Attributes:
-        made: the choices by name. The values of rho and of a calibration are not in them: they are the head's own.
-        calibration: the map from scores to probabilities; None once samples have changed, since it may
-            depend on removed ones.
+        made: the choices by name. The values of rho and of a calibration are not included, since the head has them.
+        calibration: the map from scores to probabilities; None once samples have changed, since the map may depend on removed
+            samples.
     """
 
     made: dict[str, Choice] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class DataChoices:
     def probabilities(self, scores: Tensor, calibrated: bool) -> Tensor:
         """Probabilities (B, K) of scores by the calibration; if not ``calibrated``, (1 + score) / 2, clipped.
 
-        NotFittedError without a calibration for the samples held.
+        Raises NotFittedError if there is no calibration for the samples held.
         """
         if not calibrated:
             return least_squares(scores)

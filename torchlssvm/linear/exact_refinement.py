@@ -5,13 +5,13 @@ The point is held as integers: weights W / 2^S in grid units and an intercept B 
     g = (rho / h^2) W + sum_{i in A} c_i q_i (q_i^T W + B - y_i 2^S),      g_b = sum_{i in A} c_i (q_i^T W + B - y_i 2^S),
 
 is exact, since rows, rho, the step h and the weights c are rational numbers. With standardised features rho / h^2 is rho times
-the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The known inverse, in float64, turns it
-into a correction; each one gains as many digits as float64 has beyond the condition of the system. It ends when the bound of
-:mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width of a tie. So neither a side
-nor a bit of the rounded weights depends on where the refinement began.
+the variance of the column, and q_i stands for q_i - m / n. Both are rational numbers too. The known inverse, in float64, turns
+the gradient into a correction. Each correction gains as many digits as float64 has beyond the condition of the system. The
+refinement ends when the bound of :mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width
+of a tie. So neither a side nor a bit of the rounded weights depends on the starting point of the refinement.
 
-Products of rows with large integers run at the speed of float64: an integer is written in limbs of 16 bits, each with its sign.
-Rows are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
+Products of rows with large integers run at the speed of float64, because an integer is written in signed limbs of 16 bits. Rows
+are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ ROW_HASH_BYTES = 16
 
 @dataclass
 class RowChange:
-    """A checked change, ready to be made: places of rows held (c,) and the copies added or removed there; and new rows.
+    """A checked change that is ready to be made.
 
-    These are q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
+    ``slots`` (c,) are places of rows held, and ``copies`` (c,) is the number of copies added or removed there. The new rows are
+    q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
     """
 
     slots: Tensor
@@ -38,10 +39,10 @@ class RowChange:
 
 
 class GridRows:
-    """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,); no order is kept.
+    """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,), in no particular order.
 
-    A sample added twice is one row with two copies: its copies are always on the same side of a margin. With a folder, the rows
-    are in an unlinked memory-mapped file there. The system frees the file when the process ends.
+    A sample added twice is one row with two copies, because its copies are always on the same side of a margin. If a folder is
+    given, the rows are in an unlinked memory-mapped file there. The system frees the file when the process ends.
     """
 
     def __init__(self, in_features: int, device: torch.device, folder: str | None = None):
@@ -198,9 +199,9 @@ class GridRows:
         return {"q": self.q[order], "labels": self.labels[order], "copies": self.copies[order].to(torch.int64)}
 
     def saved_order(self, slots: Tensor | None = None) -> Tensor:
-        """Numbers of the rows (n,), or of those at ``slots`` (m,), in ascending order of features and label.
+        """Numbers of the rows (n,), or of the rows at ``slots`` (m,), in ascending order of features and label.
 
-        It depends on the rows alone.
+        The order depends on the rows alone.
         """
         q, labels = (self.q, self.labels) if slots is None else (self.q[slots], self.labels[slots])
         whole = np.column_stack([q.cpu().numpy(), labels.cpu().numpy()]).astype(">i4")

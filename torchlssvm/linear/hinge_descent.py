@@ -1,8 +1,8 @@
 """Approximate weights of many squared-hinge problems at once, in a few passes over the rows they share.
 
-Newton steps, each solved roughly by conjugate gradients: the matrix of a step, I + sum of c v v^T over the active samples,
-is never formed, and that of all samples, which the problems share, preconditions it. A choice of rho compares such weights;
-a search for active sets begins at the first of them.
+The method takes Newton steps, and solves each step roughly by conjugate gradients. The matrix of a step, I + sum of c v v^T
+over the active samples, is never formed. The matrix of all samples, which the problems share, is the preconditioner. The choice
+of rho compares such weights, and a search for active sets starts from the first ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HingeDescent:
         signs: (n, C), targets of -1 and +1.
         weight: (n, C), class weight times copies; 0 leaves a row out of a problem.
         small: see :func:`~torchlssvm.functional.system.fill_system`.
-        order: (n,), places of the rows in the order of ``signs`` and ``weight``; None: as they are.
+        order: (n,), places of the rows in the order of ``signs`` and ``weight``; None keeps the present order.
     """
 
     def __init__(

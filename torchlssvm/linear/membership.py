@@ -1,12 +1,13 @@
-"""The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
+"""Keyed fingerprints of the rows that a head holds, so that a removal is checked when it is made.
 
 For each row the head keeps 16 bytes (:mod:`torchlssvm.functional.sample_identity`) and, unhashed, its fold, label and count. A
-fingerprint leaves with its row, so nothing that stays confirms a guess about a row that was removed. A head and its checkpoints
-hold the key too: with one of them, guesses about rows that are *present* can be tested.
+fingerprint is deleted with its row, so the remaining data cannot confirm a guess about a removed row. A head and its
+checkpoints also contain the key. Anyone who has a head or a checkpoint can therefore test guesses about rows that are
+*present*.
 
-All heads of a process share one key, and so do the ranks of a process group. Rows known under different keys (a head that was
-loaded from a file of another run, merged with one of this run) cannot be compared: such a head says that it is ``unchecked``,
-and its removals are tested by their sums.
+All heads of a process share one key, and so do the ranks of a process group. Rows with different keys cannot be compared. This
+happens if a head that was loaded from a file of another run is merged with a head of this run. The merged head reports that it
+is ``unchecked``, and its removals are tested by their sums.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ def batch_words(batch: SampleBatch, key: bytes) -> Tensor:
 
 
 class RowWords:
-    """Words (B, 2) of a checked batch's gridded features, and targets where they are no labels: a RowObserver.
+    """A RowObserver that forms words (B, 2) of a checked batch's features on the grid, and of its float targets, if any.
 
-    Rows that are added are on the grid anyway while they are summed: ``values`` is complete after that.
+    Added rows are rounded to the grid when they are summed, so ``values`` is complete after the sum.
     """
 
     def __init__(self, batch: SampleBatch, key: bytes):
@@ -233,11 +234,11 @@ class HeldRows:
 
     Attributes:
         unchecked: why rows are not known; None while they are.
-        key: of the fingerprints; None before the first row.
-        held: the rows now, by fingerprints; and in ``fresh``, by words, those that were added since they were last saved or
-            exchanged. Hashing takes a microsecond a row, and many heads only ever add.
-        changed: net changes since the last agreement; None when they are not known, or nothing was agreed on yet.
-        recorded: False when the head is to keep no fingerprints.
+        key: the key of the fingerprints; None before the first row.
+        held: the rows by fingerprints. Rows added since the last save or exchange are in ``fresh`` instead, by words, because
+            hashing takes a microsecond per row and many heads only add samples.
+        changed: net changes since the last agreement; None if they are not known, or if there was no agreement yet.
+        recorded: False if the head keeps no fingerprints.
         waiting: batches that were added and are still on their device.
     """
 
@@ -270,9 +271,9 @@ class HeldRows:
     # -- changes ---------------------------------------------------------------------------------------------------------
 
     def stage(self, changes: list[tuple[SampleBatch, int]]) -> tuple[StagedRows, list[tuple[SampleBatch, int]]]:
-        """Check a change; RemovalError, naming the first row, if one to be removed is not held before it.
+        """Check a change. Raises RemovalError, naming the first row, if a row to be removed is not held before the change.
 
-        Sum the changes returned instead of those given: the fingerprints of rows added are formed on the way.
+        Sum the returned changes instead of the given ones, because summing them forms the words of the added rows.
         """
         staged = StagedRows()
         if self.unchecked is not None:
@@ -377,7 +378,7 @@ class HeldRows:
     def joined(self, other: RowCounts | None, key: bytes | None, sign: int) -> RowCounts | None:
         """Return the rows held together with, or without, others; None if they cannot be compared, with nothing changed.
 
-        RemovalError if a row would be held less than zero times.
+        Raises RemovalError if the count of a row would fall below zero.
         """
         self.flush()
         if self.unchecked is not None or other is None or (len(other) and len(self.held) and key != self.key):

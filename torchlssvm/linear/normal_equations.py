@@ -41,7 +41,7 @@ class Units(NamedTuple):
 class Moments(NamedTuple):
     """Weighted sums in real units: G (D, D) without ridge, rhs (D, K), T (K,), means mu (D,) and beta (K,), weight.
 
-    Centred on the means when the intercept is free; ``weight`` is 0 and the means are zero otherwise.
+    With a free intercept, the sums are centred on the means. Otherwise ``weight`` is 0 and the means are zero.
     """
 
     G: Tensor
@@ -123,8 +123,8 @@ class RidgeProblem(NamedTuple):
         targets: the sums for the right-hand side.
         J, units, intercept: features, units of features and targets with rho, and "free", "penalized" or "none".
         small: see :func:`~torchlssvm.functional.system.fill_system`.
-        standard: the features are standardised so, and their unit is 1.
-        n: total weight of the samples, where it is known without a read from the device.
+        standard: the standardization of the features, whose unit is then 1.
+        n: total weight of the samples, if it is known without a read from the device.
     """
 
     groups: list[GroupSums]
@@ -182,8 +182,8 @@ def solve_problem(
 ) -> SolvedSystem:
     """Solve a ridge problem by one Cholesky factorization: w' = sqrt(rho) w, in the coordinates of :mod:`~.solution`.
 
-    ``work`` is a :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor. ``repair`` makes one from
-    a matrix (n, n), its size D and the ridge, where rounding has taken the ridge away.
+    ``work`` is a :func:`~torchlssvm.functional.system.workspace`, which is overwritten by the factor. If rounding has removed
+    the ridge, ``repair`` makes a factor from a matrix (n, n), its size D and the ridge.
     """
     D, rho, ridge = problem.size, problem.units.rho, grid_ridge(problem.units.rho, problem.feature)
     work = workspace(D, problem.groups[0].packed.device) if work is None else work
@@ -304,9 +304,9 @@ def grid_ridge(rho: float, step: float) -> float:
 
 
 def repaired_factor(work: Tensor, D: int, floor: float) -> Factor:
-    """Factor after Cholesky failed by rounding: raise eigenvalues to the ridge, and warn.
+    """Make a factor after rounding made Cholesky fail: raise eigenvalues to the ridge, and warn.
 
-    ConvergenceError for a system that float64 cannot hold.
+    Raises ConvergenceError for a system that float64 cannot hold.
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))

@@ -1,9 +1,9 @@
 """Changes of a head since machines last agreed, kept as a second, smaller set of sums.
 
-Sums are a group, so what changed is a :class:`~torchlssvm.Statistics` too, with removals as negative samples. Until a head
-first takes part in an agreement (``sync``, ``agree``, or a delta handed over) all it holds is pending, and no second sums are
-kept: a head that never exchanges anything pays nothing. :mod:`torchlssvm.distributed` tells what survives a save. No hash of a
-sample, and no digest of an earlier state, is ever saved or pickled.
+Sums can be subtracted, so the changes are also a :class:`~torchlssvm.Statistics`, in which removed samples are negative. Until
+a head first takes part in an agreement (``sync``, ``agree``, or a delta handed over), all its samples are pending and no second
+sums are kept. A head that never exchanges anything therefore has no extra cost. :mod:`torchlssvm.distributed` describes which
+changes survive a save. No hash of a sample, and no digest of an earlier state, is ever saved or pickled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Changes:
         statistics: their sums.
         rows: their rows, under a key; None if they are not known.
         key: None before the first row.
-        weights: net weight of the samples, by a keyed hash of their ids, where ids were given.
+        weights: net weight of the samples by a keyed hash of their ids, if ids were given.
     """
 
     statistics: Statistics
@@ -53,7 +53,8 @@ class Changes:
     def least_samples(self) -> int | None:
         """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
 
-        Weights do not count, and neither do samples that were added and removed again. The bound is 1 without rows.
+        A sample counts once whatever its weight, and samples that were added and removed again do not count. If the rows are
+        not known, the bound is 1.
         """
         self.statistics.canonicalize()
         if self.statistics.empty:
@@ -61,7 +62,7 @@ class Changes:
         return 1 if self.rows is None else self.rows.least
 
     def check_enough(self, min_samples: int) -> None:
-        """ValueError when the sums to be sent may be of fewer distinct samples than ``min_samples``."""
+        """Raise ValueError if the sums to be sent may be of fewer distinct samples than ``min_samples``."""
         if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
             raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
         least = self.least_samples
@@ -99,11 +100,11 @@ class Pending:
         statistics: their sums, with :attr:`Tracking.CHANGES`; otherwise None.
         id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
             that has already counted this id refuses the changes.
-        epoch: how often machines agreed.
+        epoch: the number of agreements so far.
         merged: ids of all deltas that were merged here or handed over from here.
         carried: the merged ids that are part of the pending changes.
         weights: as for :class:`Changes`.
-        shrunk: something was removed since the last agreement.
+        shrunk: True if something was removed since the last agreement.
     """
 
     def __init__(self, held: Statistics, held_rows: HeldRows) -> None:
@@ -221,7 +222,7 @@ class Pending:
         self.weights, self.shrunk = rest.weights, not rest.statistics.empty
 
     def refuse_twice(self, ids: set[str]) -> None:
-        """ValueError if a delta with one of these ids is counted here already."""
+        """Raise ValueError if a delta with one of these ids is already counted here."""
         twice = sorted(self.merged & ids)
         if twice:
             raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
@@ -238,7 +239,7 @@ class Pending:
     def to(self, held: Statistics, held_rows: HeldRows) -> Pending:
         """Return an independent copy for a copy of the head, perhaps on another device.
 
-        Both have the same id, so that they are not counted twice.
+        Both copies have the same id, so that their changes are not counted twice.
         """
         sums = None if self.statistics is None else self.statistics.copy().to(held.device)
         changed = None if self.held_rows.changed is None else self.held_rows.changed.copy()

@@ -1,12 +1,13 @@
-"""The solution of one least-squares system, as a cache that changes are taken into.
+"""The solution of one least-squares system, a cache that is updated when samples change.
 
-Coordinates: a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
-weights are w sqrt(rho). A free intercept is a coordinate of its own, orthogonal to the others when rows are centred on the
-mean of what is held; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
+In its coordinates, a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
+weights are w sqrt(rho). A free intercept is a coordinate of its own. It is orthogonal to the others if rows are centred on the
+mean mu of the samples held, and then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
 
-P is kept as a *base* (a Cholesky factor from statistics, or P itself, or nothing: B = I) minus deferred terms Z^T S Z, one
-row of Z and one sign of S per changed sample. Bringing w up to date by Theorem 1 then costs 2 J^2 per sample and leaves the
-base alone; only reading P itself adds the terms to it. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
+P is kept as a *base* minus deferred terms Z^T S Z. The base is a Cholesky factor from statistics, or P itself, or nothing,
+where B = I. Each changed sample adds one row to Z and one sign to S. Updating w by Theorem 1 then costs 2 J^2 per sample and
+does not change the base. Only reading P adds the terms to the base. On an empty base this is the dual form,
+w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Solvers that turn statistics into weights: one shared system, or one system per pair of classes.
 
-A solver decides when to apply Theorem 1 and when to solve from statistics. It holds caches only: everything it returns can
-be rebuilt from the statistics.
+A solver decides when to apply Theorem 1 and when to solve from statistics. A solver holds only caches, so everything it returns
+can be rebuilt from the statistics.
 """
 
 from __future__ import annotations

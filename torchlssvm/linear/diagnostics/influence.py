@@ -205,10 +205,10 @@ class Influential:
     """Samples (or groups) at both ends of the ranking, the strongest first.
 
     Attributes:
-        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most:
-            without the helpful ones the model would be worse, without the harmful ones better.
-        help, harm: for each, how much: the change of loss or accuracy, as a number > 0.
-        helpful_ids, harmful_ids: their ids (or the names of the groups), where these were given.
+        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most. The
+            model would be worse without the helpful samples, and better without the harmful ones.
+        help, harm: the size of each effect, the change of loss or accuracy as a number > 0.
+        helpful_ids, harmful_ids: their ids (or the names of the groups), if given.
         change: the change for every sample or group (n,), as ``head.influence`` returns it.
     """
 

@@ -1,8 +1,8 @@
-"""Leave-one-out and influence of a :class:`~torchlssvm.MarginHead`: exact, with active sets that move.
+"""Exact leave-one-out and influence of a :class:`~torchlssvm.MarginHead`, whose active sets change with the samples.
 
-Removals of one sample share an inverse for each class: each is a small system on products with it (see
-:mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals that cannot be decided that way, are made on a
-copy of the head, one after the other. Standardised features keep the scale of all samples held.
+All removals of a single sample use the same inverse for each class. Each removal solves a small system made of products with
+this inverse (see :mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals that cannot be decided that
+way, are made on a copy of the head, one after the other. Standardised features keep the scale of all samples held.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClassSystem:
     def removed(self, slots: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Changes of the weights (J, b), in grid units, and of the intercept (b,), and whether each is proven (b,).
 
-        slots: (b,) places of active samples, each of which is removed alone; share: (b,) of its copies.
+        slots: (b,) places of active samples, each of which is removed alone; share: (b,) the removed share of its copies.
         """
         weight = self.weight[slots]
         gone = Removals(
@@ -137,7 +137,7 @@ def changed_weights(
 ) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
     """Weights after some changes (c,): the numbers of changes (b,), a class, its weights (J, b) or (J, 1) and intercepts.
 
-    Weights are in grid units. Classes that keep the weights they have are left out; what comes later replaces what came before.
+    Weights are in grid units. Classes whose weights do not change may be omitted. A later result replaces an earlier one.
     """
     step, twin, made = head._solver.scale.step, None, None
     undecided = torch.ones(changes.count, dtype=torch.bool, device=head.device)
@@ -205,7 +205,7 @@ def _make(head: MarginHead, changes: SampleChange, i: int, sign: int) -> None:
 def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gridded: bool = False) -> Tensor:
     """Scores (B, K) of samples held without them; see :meth:`torchlssvm.MarginHead.leave_one_out`.
 
-    ``gridded``: the rows are normalized and on the grid already.
+    ``gridded``: the rows are already normalized and on the grid.
     """
     changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
     w, b = head._solve()

@@ -34,7 +34,7 @@ class RhoPath:
     """Result of a choice of rho.
 
     Attributes:
-        rho: the value with the least error; of equal ones, as accuracies often are, the largest.
+        rho: the value with the least error. Among equal errors, which are common with accuracies, it is the largest value.
         rhos, errors: all values (r,) and their errors (r,), a mean squared error or a share of wrong predictions.
         dof: effective degrees of freedom (r,), for a head with one system.
         method: "gcv", "loo" or "kfold".
@@ -204,7 +204,7 @@ def _wrong_left_out(parts: list[Problem], samples: SampleChange, rhos: Tensor, m
 def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None, ids: Any, score: str) -> Tensor:
     """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
 
-    With w and b learned without fold f, its squared error is, from its own moments about its own means m and t,
+    For w and b learned without fold f, the squared error of the fold follows from its moments about its own means m and t:
     T - 2 w . V + w . M w + n |t - m w - b|^2.
     """
     view = parts[0].view

@@ -118,11 +118,11 @@ class SampleChange:
 
     Attributes:
         x: (B, J) rows as given; for a margin head in steps of its grid.
-        old, new: labels (B,) or real targets (B, K) before and after; None for not held.
+        old, new: labels (B,) or real targets (B, K) before and after; None if the samples are not held then.
         weight: (B,) how often each was added.
-        members: rows of each change of several samples; None where each sample is a change.
-        slots: (B,) places of the rows that a margin head holds; None where they are to come.
-        heaviest: the largest weight of a change where it is known without asking the device, else None.
+        members: rows of each change of several samples; None if each sample is a change.
+        slots: (B,) places of the rows that a margin head holds; None if the rows are not held yet.
+        heaviest: the largest weight of a change, if it is known without a read from the device; otherwise None.
     """
 
     x: Tensor
@@ -358,8 +358,8 @@ class Problem:
     def blocks(self, change: SampleChange, some: Tensor) -> Iterator[tuple[Tensor | None, list[tuple[Tensor, Tensor]]]]:
         """Some changes by the class weights after them: these weights, and numbers (b,) and rows (b, L) of the changes.
 
-        A change is judged in the system that has the samples as *before* it and class weights as *after* it. Changes after
-        which none of the present samples stays have no such system; they are left out. some: the numbers of the changes.
+        A change is judged in the system with the samples from *before* it and the class weights from *after* it. A change that
+        leaves none of the present samples has no such system and is omitted. some: the numbers of the changes.
         """
         if change.heaviest is None or change.heaviest >= self.total * WHOLE_SHARE:
             some = some[self.stays(change)[some]]
@@ -386,9 +386,9 @@ class Problem:
         return Move(U, joint_change(U, delta, c, f), f, delta)
 
     def spectrum(self, weights: Tensor | None, stats: Statistics | None = None) -> Spectrum:
-        """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own.
+        """The eigendecomposition for every rho, with these class weights. ``stats``: used instead of the head's statistics.
 
-        Features are standardised as those statistics have it, where the head solves so.
+        If the head solves for standardised features, the same statistics standardise them.
         """
         view = self.view
         mine = stats is None
