@@ -38,11 +38,11 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
 MAX_NEWTON_ROUNDS = 1000
-"""Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
+"""Newton rounds of one class before giving up. 7 to 9 are usual; class weights that differ 1e20-fold need hundreds."""
 
 
 class Proof(NamedTuple):
-    """Margins are within (length + reach) size + size_b, and rounding, of those of the minimum."""
+    """A bound: margins differ from those at the minimum by at most (length + reach) size + size_b, plus rounding."""
 
     reach: float
     size: float
@@ -116,7 +116,7 @@ class ActiveSetSolver:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all caches: the next read starts from the rows."""
+        """Forget all caches, so that the next read starts from the rows."""
         K, J, n, like = self.stats.num_classes, self.rows.in_features, self.rows.n, self.rows.norms
         self.states = [ClassState() for _ in range(K)]
         self.w, self.b = like.new_zeros(J, K), like.new_zeros(K)
@@ -140,12 +140,12 @@ class ActiveSetSolver:
         self._lengths: Tensor | None = None
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization; the active sets are where the next search starts."""
+        """Change the regularization. The next search starts from the present active sets."""
         self.options.rho = rho
         self.restart()
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes; the others are left alone."""
+        """Make room for k more classes. The other classes do not change."""
         if self.options.follows_counts or self._groups is None:
             self.reset()
             return
@@ -239,7 +239,7 @@ class ActiveSetSolver:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute caches: after an interruption or a failure they are computed from the rows."""
+        """A context in which caches are computed. After an interruption or a failure they are computed again from the rows."""
         if self._busy:
             self.reset()
         self._busy = True
@@ -347,7 +347,7 @@ class ActiveSetSolver:
         return float((self.rows.copies * self.rows.peaks.square()).sum()) < LARGEST_FLOAT_CENTRED_SUM
 
     def _needs_search(self, k: int) -> bool:
-        """Place the rows that are new; True if the active set of a class has to be found again."""
+        """Put new rows on their sides of the margin. Returns True if the active set of a class must be found again."""
         values, state = self.groups, self.states[k]
         counts = [
             int(n) if values.values[g] else 0 for n, g in zip(self.stats.counts.tolist(), values.of_class, strict=True)
@@ -616,7 +616,7 @@ class ActiveSetSolver:
         return {"w": w, "b": b, "active": self._active[:, self.rows.saved_order()]}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved :meth:`state` of the rows held; matrices are computed again when samples change."""
+        """Restore a saved :meth:`state` of the rows held. Matrices are computed again when samples change."""
         self.reset()
         if self.rows.n == 0:
             return

@@ -165,7 +165,7 @@ class ActiveSums:
 
 
 def chunks(bounds: Tensor) -> list[slice]:
-    """Runs of rows whose products stay exact in float64. bounds: (n,) on the squares."""
+    """Runs of rows whose products stay exact in float64. bounds: (n,), bounds on the squares."""
     host = bounds.cpu().numpy()
     out, start, total = [], 0, 0.0
     for i, bound in enumerate(host.tolist()):
@@ -205,7 +205,7 @@ def solve_sums(sums: ActiveSums, scale: RowScale, small: bool) -> SolvedSystem:
 
 
 def raised_to_ridge(work: Tensor, D: int, floor: float) -> Factor:
-    """A factor of the system with its eigenvalues raised to the ridge; its ``info`` says that they were."""
+    """A factor of the system with its eigenvalues raised to the ridge. Its ``info`` reports that they were raised."""
     check_finite(work, D, floor)
     factor = clamped_factor(work, D, work.new_tensor(floor))[0]
     return factor._replace(info=torch.ones_like(factor.info))

@@ -154,7 +154,7 @@ def _class_names(classes: Sequence[str] | None, num_classes: int) -> list[str] |
 
 
 class NetworkOptions(NamedTuple):
-    """How :func:`attach` makes features of a network; its arguments of these names."""
+    """How :func:`attach` makes features of a network. The fields are its arguments of the same names."""
 
     layers: str | Sequence[str] = "last"
     pool: str | Sequence[str] | None = None
@@ -171,7 +171,7 @@ class NetworkOptions(NamedTuple):
         return self.layers != "last" or self.pool is not None
 
     def saved(self) -> dict[str, Any]:
-        """The options as primitives; callables by name, for :meth:`AttachedClassifier.load` to ask for them."""
+        """The options as primitives. Callables are saved by name, so that :meth:`AttachedClassifier.load` can ask for them."""
         named = self._replace(views=tuple(map(view_name, self.views)), feature_map=None)._asdict()
         return {name: list(v) if isinstance(v, tuple | list) else v for name, v in named.items()}
 
@@ -219,7 +219,7 @@ def _attach(
 
 
 def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
-    """The backbone that :func:`attach` makes of a network with options as :meth:`NetworkOptions.saved` gives them."""
+    """The backbone that :func:`attach` makes of a network, with options as returned by :meth:`NetworkOptions.saved`."""
     try:
         how = NetworkOptions(**saved)
     except TypeError as error:
@@ -228,7 +228,7 @@ def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Modu
 
 
 def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLayer | None, nn.Module]:
-    """Width of the features, the layer that goes, and the module that gives them: the model, or taps of it."""
+    """Width of the features, the layer to replace, and the module that returns the features: the model, or its taps."""
     if how.tapped:
         most = None if how.layers == "last" else how.max_features
         taps = LayerTaps(model, how.layers, how.pool or "mean", max_features=most)
@@ -332,12 +332,12 @@ class AttachedClassifier(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: files that are open stay with the original."""
+        """State for pickling and copying. Open files stay with the original."""
         return {**self.__dict__, "samples": None}
 
     @property
     def device(self) -> torch.device:
-        """Device of the backbone, where images go; that of the head for a backbone without weights."""
+        """Device of the backbone, to which images are moved. A backbone without weights uses the device of the head."""
         tensors = [*self.backbone.parameters(), *self.backbone.buffers()]
         place: torch.device = tensors[0].device if tensors else getattr(self.head, "device", torch.device("cpu"))
         return place
@@ -384,7 +384,7 @@ class AttachedClassifier(nn.Module):
         return phi.detach()
 
     def _ready(self, images: Any) -> Any:
-        """Convert a batch to the backbone's input; ValueError, with a remedy, for unsupported types."""
+        """Convert a batch to the backbone's input. Raises ValueError, with a remedy, for unsupported types."""
         if self.preprocess is not None and not isinstance(images, Tensor | Mapping):
             return to_device(self.preprocess(images), self.device)
         if isinstance(images, Mapping):
@@ -668,7 +668,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("add", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def _learn(self, loader: Any, progress: bool, anew: bool = False) -> Any:
-        """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one that is merged in."""
+        """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one and a merge."""
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
@@ -740,7 +740,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
-        """Make room for more classes, by their names or their number; a store records it in its journal."""
+        """Make room for more classes, by their names or their number. A store records the change in its journal."""
         if self.samples is not None:
             self.samples.store.add_classes(classes)
         else:
@@ -934,7 +934,7 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
 
 
 def single_rows(batch: Any) -> Iterator[Any]:
-    """Each sample of a batch of texts, or of a dict of tensors, as a batch of one; tokens that its mask hides are cut off."""
+    """Each sample of a batch of texts, or of a dict of tensors, as a batch of one, without the tokens that its mask hides."""
     if not isinstance(batch, Mapping):
         yield from ([text] for text in batch)
         return

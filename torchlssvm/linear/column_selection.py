@@ -105,7 +105,7 @@ def check_columns(columns: Any, J: int, device: torch.device) -> Tensor:
 
 
 def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
-    """``normalize`` of a head on these columns: the length of a row is that of all of them."""
+    """``normalize`` of a head on these columns, given that the length of a row is taken over all columns."""
     whole = columns.tolist() == list(range(head.in_features))
     return head.normalize if whole or head.normalize != "l2" else None
 
@@ -150,7 +150,7 @@ def with_columns(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHe
 
 
 def restricted_rows(head: LSSVMHead, columns: Tensor, x: Any) -> Tensor:
-    """Rows (B, k) as the head on these columns takes them. x: (B, J), as added."""
+    """Rows (B, k) in the form that the head on these columns accepts. x: (B, J), as added."""
     rows = checks.features(x, head.in_features, head.device)
     if row_option(head, columns) != head.normalize:
         rows = normalized(rows.to(torch.float64), head.normalize)

@@ -159,7 +159,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None) -> Self:
-        """Give samples held new labels or targets: C stays, and w moves by A^-1 sum phi (y_new - y_old)."""
+        """Give samples held new labels or targets. C does not change, and w changes by A^-1 sum phi (y_new - y_old)."""
         old, new = self._check(x, y_old, weight), self._check(x, y_new, weight)
         counts, s, d = self._counts_after([(old, -1), (new, 1)]), self._solution(), _weights(old)[:, None]
         dy = d * (real_targets(new, self.num_classes) - real_targets(old, self.num_classes))
@@ -174,12 +174,12 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def clear(self) -> None:
-        """Forget all samples: the head is as new."""
+        """Forget all samples, so that the head equals a new one."""
         self._swap(self._empty(), torch.zeros_like(self.counts), torch.zeros_like(self.total))
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None) -> Approximation:
-        """Unlearn samples that are only roughly known; returns bounds of the error, see ``LSSVMHead.remove_approximate``."""
+        """Unlearn samples that are only roughly known. Returns error bounds as ``LSSVMHead.remove_approximate`` does."""
         batch = self._check(x, y, weight)
         if batch.size >= self.n:
             raise ValueError(f"all {self.n:g} samples would be removed: there is nothing left to estimate, use remove")
@@ -310,7 +310,7 @@ class CompactLSSVMHead(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: all but the lock."""
+        """State for pickling and copying: everything except the lock."""
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
 LARGEST_GRADIENT = 1e150
-"""Norm of the gradient at which the corrections count as divergent: its square is still finite in float64."""
+"""Norm of the gradient from which the corrections count as divergent. The square of this number is finite in float64."""
 
 LONGEST_ROWS = 1e13
 """Length of all active samples, in roots of the ridge, up to which a QR decomposition of them still has the ridge."""
@@ -41,7 +41,7 @@ BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
 """Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
 
 LIMB_BITS = 16
-"""Bits of a limb: with rows of 26 bits, 2^11 products fit into the 53 bits of float64."""
+"""Bits of a limb. With rows of 26 bits, the sum of 2^11 products fits into the 53 bits of float64."""
 
 BLOCK_TERMS = 2**11
 """Terms of one exact sum: 2^11 products of 26 and 16 bits are at most 2^53."""
@@ -91,7 +91,7 @@ class ExactRefinement:
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
     def refine(self, solution: Solution) -> None:
-        """Move to the minimum on the active set, from a solution near it; ConvergenceError if the corrections find no end."""
+        """Move from a nearby solution to the minimum on the active set. Raises ConvergenceError on divergence."""
         W, B = self._start(solution)
         rows, scale = self.rows, self.scale
         longest = float(scale.lengths(rows.q, rows.norms).amax() + scale.reach(solution.mu)) * BOUND_ROUNDING_FACTOR
@@ -113,14 +113,14 @@ class ExactRefinement:
         raise self._too_long(bound)
 
     def sides(self, slots: Tensor) -> Tensor:
-        """Which rows have a margin below 1 (m,), after :meth:`refine`. slots: (m,) places. Ties have not."""
+        """Which rows have a margin below 1 (m,), after :meth:`refine`. A tie counts as not below. slots: (m,) places."""
         one = 1 << self.bits
         signs = np.where((self.rows.labels[slots] == self.label).cpu().numpy(), 1, -1)
         distance = to_floats(self._scores(slots, self.W, self.B) * signs - one, one)
         return torch.from_numpy(distance < -self.tie).to(slots.device)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """w (J,) and b () for features as they come, after :meth:`refine`: each number is rounded once."""
+        """w (J,) and b () for the original features, after :meth:`refine`. Each number is rounded once."""
         one = 1 << self.bits
         w = torch.from_numpy(to_floats(self.W, one)) / self.scale.step
         b = torch.tensor((self.B - self._shift(self.W)) / one, dtype=torch.float64)

@@ -91,7 +91,7 @@ class GridRows:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def plan(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
-        """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
+        """Check a change. Raises RemovalError, naming the first row, if a row to be removed is not held before the change."""
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
         for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of rows held before
@@ -121,7 +121,7 @@ class GridRows:
         )
 
     def apply(self, change: RowChange) -> tuple[Tensor, Tensor]:
-        """Make a planned change. The last rows fill the places of rows that leave. Returns those places and their sources."""
+        """Make a planned change. The last rows fill the places of removed rows. Returns these places and their sources."""
         self._copies.index_add_(0, change.slots, change.copies)
         gone = change.slots[self._copies[change.slots] == 0]
         left, whole = self.n - len(gone), torch.ones(self.n, dtype=torch.bool, device=self.device)
@@ -231,7 +231,7 @@ class GridRows:
         self._append(change)
 
     def copy(self, device: torch.device | None = None) -> GridRows:
-        """The same rows in memory, in the order in which they are saved, with nothing else beside them."""
+        """A copy of the rows in memory, in the order in which they are saved, and of nothing else."""
         out = GridRows(self.in_features, device or self.device)
         out.load(self.state(), 2**62)
         return out

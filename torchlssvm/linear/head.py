@@ -253,7 +253,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def _solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
+        """w, b and, if asked for, P as computed by a solve from the statistics. The weights in use do not change."""
         self._check_whole()
         solver = make_solver(self.statistics, self._options, self.multiclass)
         P = solver.inverse() if inverse else None
@@ -298,7 +298,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
+        """Give samples held new labels (or targets). P and C do not change, unless weights depend on the label."""
         old = self._check(x, y_old, weight, ids, sparse=False)
         new = self._check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
@@ -369,7 +369,7 @@ class LSSVMHead(LinearHead):
         return scores
 
     def _require_held(self, x: Any, y: Any, weight: Any) -> None:
-        """RemovalError, naming the first one, if samples are not held; folds are not compared."""
+        """Raise RemovalError, naming the first sample, if samples are not held. Folds are not compared."""
         if self._rows.unchecked is None and self.n and not self.statistics.folds:
             self._rows.stage([(self._check(x, y, weight), -1)])
 
@@ -570,7 +570,7 @@ class LSSVMHead(LinearHead):
         return batch
 
     def _evidence(self, rough: bool = False) -> Evidence:
-        """How to check that samples to be removed are held. ``rough``: they only approximate samples held."""
+        """How to check that samples to be removed are held. ``rough``: these samples only approximate samples held."""
         if not rough and (self._vouched or self.unchecked is None):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
@@ -695,7 +695,7 @@ class LSSVMHead(LinearHead):
             self._solver.reset()
 
     def _form(self) -> dict[str, Any]:
-        """The options in which heads that exchange changes must be equal; rho by its rule, if it has one."""
+        """The options that must be equal in heads that exchange changes. A rho with a rule is compared by its rule."""
         without = ("grid", "target_grid", "membership")  # grids are compared where they are decided
         options = {name: value for name, value in self.config().items() if name not in without}
         return options | {"rho": self._choices.rho_rule or self.rho}
@@ -762,7 +762,7 @@ class LSSVMHead(LinearHead):
         self._replace_parts(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: no raw sample is ever in there."""
+        """State for pickling and copying, which never contains a raw sample."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._solve()
             self._solver.drop_raw_samples()

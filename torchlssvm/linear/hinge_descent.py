@@ -18,7 +18,7 @@ from torchlssvm.linear.active_sums import ActiveSums, solve_sums
 from torchlssvm.linear.row_scale import RowScale
 
 LONGEST_STEP = 4.0
-"""Largest multiple of a Newton step that the line search takes: with too many samples active the step itself is too short."""
+"""Largest multiple of a Newton step in the line search. If too many samples are active, the step itself is too short."""
 
 
 class DescentPoint(NamedTuple):

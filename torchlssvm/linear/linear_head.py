@@ -161,12 +161,12 @@ class LinearHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """w as nn.Linear has it, (K, J): a copy."""
+        """A copy of w in the layout of nn.Linear, (K, J)."""
         return self._solve()[0].mT.clone()
 
     @property
     def bias(self) -> Tensor:
-        """b (K,), as nn.Linear has it: a copy."""
+        """A copy of b (K,), as in nn.Linear."""
         return self._solve()[1].clone()
 
     def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
@@ -183,7 +183,7 @@ class LinearHead(nn.Module):
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
+        """Choices made from data (rho, a calibration), each with a note that says if it was made for the samples held now."""
         return self._choices.listed(self.rho)
 
     @property
@@ -230,7 +230,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def digest(self) -> str:
-        """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
+        """SHA-256 of the statistics. Digests are equal exactly if the statistics are. See :mod:`torchlssvm.statistics`."""
         self._check_whole()
         with threads_for(PASS_WORK * self.in_features**2):
             return self.statistics.digest()
@@ -255,20 +255,20 @@ class LinearHead(nn.Module):
 
     @exclusive
     def _refresh_rho(self) -> Self:
-        """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
+        """Choose rho again if it has a rule and samples have changed since the last choice."""
         choices = self._choices
         if choices.rho_rule is not None and choices.state_of("rho") is not ChoiceState.CURRENT:
             self._choose_rho()
         return self
 
     def _forget_rho(self) -> None:
-        """Reset a rho that was chosen for samples that are all gone; it is chosen again for the next ones."""
+        """Reset a rho that was chosen for samples that have all been removed. It is chosen again for the next samples."""
         if self._choices.rho_rule is not None:
             self._choices.reopen_rho()
             self._options.rho = 1.0
 
     def _choose_rho(self) -> None:
-        """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
+        """Choose rho by its rule. With too few samples, rho is 1.0 and remains to be chosen. The caller must hold the lock."""
         choices, before = self._choices, self._choices.made["rho"]
         # Not open while it is chosen: reading the weights would choose again.
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
@@ -324,7 +324,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
+        """Unlearn samples held. The arguments must be the same, bit for bit, as when the samples were added."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
     @exclusive
@@ -338,7 +338,7 @@ class LinearHead(nn.Module):
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     def merge(self, other: Self) -> Self:
-        """Add everything the other head has learned: same shapes, same grid."""
+        """Add everything the other head has learned. Both heads must have the same shapes and the same grid."""
         return self._merge(other, 1)
 
     def __iadd__(self, other: Self) -> Self:
@@ -351,7 +351,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add_classes(self, k: int) -> Self:
-        """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
+        """Make room for k more classes. Samples held become negative examples of the new classes (float targets: 0)."""
         if self._keeper is not None:
             raise StoreError(
                 "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
@@ -366,7 +366,7 @@ class LinearHead(nn.Module):
         return self
 
     def clear(self) -> None:
-        """Forget all samples: the head is as new."""
+        """Forget all samples, so that the head equals a new one."""
         self._adopt(None)
 
     # -- what the subclasses do ----------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels: classes that are neither the old nor the new one are left alone."""
+        """Give samples held new labels. Classes other than the old and the new one do not change."""
         return self._apply_changes([(self._check(x, y_old, weight, ids), -1), (self._check(x, y_new, weight, ids), 1)])
 
     @exclusive
@@ -331,7 +331,7 @@ class MarginHead(LinearHead):
         return self
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K); calibrates on the samples held if that was not done for them yet."""
+        """Probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
         if calibrated and self.calibration is None and self.n:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 grid, rows = self.grid, self.samples
@@ -359,7 +359,7 @@ class MarginHead(LinearHead):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`_apply_changes`; rows that are to be removed are looked up when the change is made."""
+        """A checked batch, for :meth:`_apply_changes`. Rows to be removed are looked up when the change is made."""
         batch = self.statistics.check(x, y, weight, ids, like, gridded)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
@@ -400,7 +400,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _snapshot(self) -> dict[str, Tensor]:
-        """State that makes :meth:`_resume` fast: what is :meth:`_derived`, where that is up to date, and no samples."""
+        """State that makes :meth:`_resume` fast: the :meth:`_derived` values, if they are up to date, but no samples."""
         return self._derived() if self._published is not None else {}
 
     @exclusive
@@ -452,7 +452,7 @@ class MarginHead(LinearHead):
                 self._state_version += 1
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
-        """w as ``refresh()`` and a read would give it; the weights in use stay as they are."""
+        """w as a read after ``refresh()`` would return it. The weights in use do not change."""
         return (self._solver.restarted(self._options).weights()[0],)
 
     def _solve_afresh(self) -> None:
@@ -464,7 +464,7 @@ class MarginHead(LinearHead):
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: with the rows held, and without the matrices of the solver."""
+        """State for pickling and copying, with the rows held and without the matrices of the solver."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._solve()
             rows = self.samples.copy()

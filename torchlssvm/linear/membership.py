@@ -43,7 +43,7 @@ REMOVAL_REMEDY = (
 
 
 class RowList(NamedTuple):
-    """Rows in the order of a batch: (fold, label) with -1 for a missing one, words or fingerprint (16 bytes), and count."""
+    """Rows in the order of a batch: (fold, label) with -1 if missing, words or fingerprint (16 bytes), and count."""
 
     groups: list[tuple[int, int]]
     rows: list[bytes]
@@ -64,7 +64,7 @@ class RowList(NamedTuple):
         return cls(list(groups), split_words(words), counts)
 
     def hashed(self, key: bytes) -> RowList:
-        """The same rows by their fingerprints; these are given by their words."""
+        """The same rows by their fingerprints instead of their words."""
         words = np.frombuffer(b"".join(self.rows), np.int64).reshape(-1, 2)
         return self._replace(rows=keyed_hashes(key, np.column_stack([words, np.array(self.groups, np.int64)])))
 
@@ -97,7 +97,7 @@ class RowCounts:
         return 0 if own is None else own.get(row, 0)
 
     def add(self, rows: RowList, sign: int = 1) -> None:
-        """Add rows, or (sign -1) subtract them; those whose count becomes zero leave."""
+        """Add rows, or (sign -1) subtract them. Rows whose count becomes zero are deleted."""
         for group, row, n in zip(*rows, strict=True):
             self.change(group, row, sign * n)
 
@@ -149,7 +149,7 @@ class RowCounts:
         return max(1, min(net, default=1))
 
     def to_array(self) -> NDArray[np.int64]:
-        """A row of five integers for each: fingerprint (2), fold, label and count. Their order tells nothing."""
+        """Five integers for each row: fingerprint (2), fold, label and count. The order of the rows reveals nothing."""
         items = [(row, *group, n) for group, rows in self.groups.items() for row, n in rows.items()]
         out = np.empty((len(items), 5), np.int64)
         if items:
@@ -222,7 +222,7 @@ class WaitingBatch(NamedTuple):
 
 
 class StagedRows:
-    """A change of rows that has been checked, and takes effect with :meth:`HeldRows.commit`."""
+    """A checked change of rows, which takes effect with :meth:`HeldRows.commit`."""
 
     def __init__(self) -> None:
         self.removed: list[tuple[RowList, RowList]] = []  # by words, and by fingerprints
@@ -250,7 +250,7 @@ class HeldRows:
         self.clear()
 
     def clear(self) -> None:
-        """Hold no row. A head that is empty knows its rows again."""
+        """Hold no row. An empty head knows its rows again."""
         unrecorded = None if self.recorded else "the head was made with membership=False"
         self.unchecked = self.impossible or unrecorded
         self.held, self.fresh, self.waiting = RowCounts(), RowCounts(), list[WaitingBatch]()
@@ -315,7 +315,7 @@ class HeldRows:
             self.read_waiting()
 
     def read_waiting(self, *more: Tensor) -> list[NDArray[Any]]:
-        """Read the rows that wait for it, and more tensors, which are returned: all in one read from the device."""
+        """Read the waiting rows and further tensors in one read from the device, and return those tensors."""
         parts = [t for w in self.waiting for t in (w.words, w.mult) if t is not None]
         host = checks.read(*more, *parts) if more or parts else []
         values = iter(host[len(more) :])
@@ -340,7 +340,7 @@ class HeldRows:
         self.fresh = RowCounts()
 
     def _refusal(self, batch: SampleBatch, rows: RowList, i: int) -> RemovalError:
-        """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
+        """The error for a row that is not held, or not often enough, with the label under which it is held, if any."""
         self.flush()
         (group, row), key = (rows.groups[i], rows.rows[i]), self.own_key()
 
@@ -404,7 +404,7 @@ class HeldRows:
         return self.own_key() + self.held.to_array().astype("<i8").tobytes()
 
     def load(self, saved: bytes) -> None:
-        """Hold the rows of :meth:`to_bytes`; ValueError when they are damaged."""
+        """Hold the rows of :meth:`to_bytes`. Raises ValueError if they are damaged."""
         if len(saved) < KEY_BYTES or (len(saved) - KEY_BYTES) % 40:
             raise ValueError("the table of rows held is cut short")
         rows = RowCounts.from_array(np.frombuffer(saved[KEY_BYTES:], "<i8").reshape(-1, 5).astype(np.int64))
@@ -425,7 +425,7 @@ class HeldRows:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: the rows held, in an order that reveals nothing."""
+        """State for pickling: the rows held, in an order that reveals nothing."""
         known = None if self.unchecked is not None else self.to_bytes()
         about = {"impossible": self.impossible, "recorded": self.recorded, "unchecked": self.unchecked}
         return about | {"rows": known}

@@ -1,4 +1,4 @@
-"""The normal equations of a head, from its statistics: which sums go in, with which weights and targets."""
+"""The normal equations of a head, assembled from its statistics with the right weights and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST_FLOAT_CENTRED_SUM = 2**50
 """Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
 
 LARGEST_RIDGE = 1e300
-"""Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
+"""Largest ridge in grid units. Up to it, float64 can still hold the ridge plus sums of squares of up to 2^63."""
 
 
 class Units(NamedTuple):
@@ -138,7 +138,7 @@ class RidgeProblem(NamedTuple):
 
     @property
     def size(self) -> int:
-        """D: J, and one more with a penalized intercept, a constant feature."""
+        """D, which is J, or J + 1 with a penalized intercept, a constant feature."""
         return self.J + (self.intercept == "penalized")
 
     @property
@@ -283,7 +283,7 @@ def _squares(
 
 
 def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
-    """The largest entry of a system (); ConvergenceError where float64 cannot hold it. work: (n, n); floor: the ridge."""
+    """The largest entry of a system (). Raises ConvergenceError if float64 cannot hold it. work: (n, n); floor: the ridge."""
     top = work.diagonal()[:D].amax()
     if not bool(top.isfinite()):
         raise ConvergenceError(
@@ -294,7 +294,7 @@ def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
 
 
 def grid_ridge(rho: float, step: float) -> float:
-    """rho in grid units, rho / step^2; ConvergenceError where float64 cannot hold it."""
+    """rho in grid units, rho / step^2. Raises ConvergenceError if float64 cannot hold it."""
     if rho > LARGEST_RIDGE * step**2:
         raise ConvergenceError(
             f"rho = {rho:.1e} is too large for features in steps of {step:.1e}: in grid units it is beyond float64. Use a rho "

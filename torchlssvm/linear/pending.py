@@ -40,7 +40,7 @@ class Changes:
     weights: dict[bytes, int] = field(default_factory=dict)
 
     def plus(self, other: Changes, sign: int = 1) -> Changes:
-        """Return the sum, or difference. Rows under different keys cannot be compared, and are not known from then on."""
+        """Return the sum or difference. Rows with different keys cannot be compared, so the result does not know its rows."""
         theirs = other.statistics.to(self.statistics.device)
         rows, key = None, self.key or other.key
         if self.rows is not None and other.rows is not None and key == (other.key or key):
@@ -113,7 +113,7 @@ class Pending:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was agreed on, after the sums were replaced: all that is held is pending."""
+        """Forget the agreed state after the sums were replaced, so that all samples held are pending."""
         self.tracking = Tracking.ALL
         self.statistics: Statistics | None = None
         self.id: str | None = None
@@ -178,7 +178,7 @@ class Pending:
     # -- changes ---------------------------------------------------------------------------------------------------------
 
     def change(self, changes: list[tuple[SampleBatch, int]]) -> None:
-        """Take in changes of samples. In a process group, which compares ids, they are counted by their ids."""
+        """Take in changes of samples. A process group compares ids, so there the samples are counted by their ids."""
         self.shrunk = self.shrunk or any(sign < 0 for _, sign in changes)
         if self.statistics is not None:
             self.statistics.change([(replace(batch, observer=None), sign) for batch, sign in changes])
@@ -187,7 +187,7 @@ class Pending:
                 add_weights(self.weights, batch, sign)
 
     def merge(self, changes: Changes, sign: int, shrinks: bool) -> None:
-        """Take in, or (sign -1) take away, changes as sums. ``shrinks``: samples may be removed by that."""
+        """Take in, or (sign -1) take away, changes given as sums. ``shrinks``: the changes may remove samples."""
         self.shrunk = self.shrunk or shrinks
         if self.statistics is not None:
             self.statistics.merge(changes.statistics, sign)
@@ -196,13 +196,13 @@ class Pending:
         add_counts(self.weights, changes.weights, sign)
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes; deltas taken before have fewer."""
+        """Make room for k more classes. Deltas taken earlier have fewer classes."""
         self.id = None
         if self.statistics is not None:
             self.statistics.add_classes(k)
 
     def restart(self, digest: str | None, epoch: int) -> None:
-        """Start from an agreement on what is held, with nothing pending. ``digest``: None if it was not computed."""
+        """Start from an agreement on the samples held, with nothing pending. ``digest``: None if it was not computed."""
         nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else RowCounts())
         self._restart(nothing, digest, epoch)
 
@@ -211,7 +211,7 @@ class Pending:
         self.restart(_digest(self.held), self.epoch)
 
     def hand_over(self, part: Changes, name: str) -> None:
-        """Count changes under a name, which are somewhere else now, as agreed on; the rest stays pending."""
+        """Treat named changes that are now held elsewhere as agreed on. The rest stays pending."""
         self._restart(self.changes().plus(part, -1), None, self.epoch)
         self.merged = self.merged | {name}  # its samples are here: it must not come back
 
@@ -250,7 +250,7 @@ class Pending:
         return out
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Write as JSON fields and tensors, with an id from now on; changes with removals among them are left out."""
+        """Return JSON fields and tensors, with an id from now on. Changes that include removals are omitted."""
         some, rows = self.named() is not None, self.rows
         if self.statistics is not None and rows is not None:
             self.shrunk = rows.negative > 0
@@ -278,7 +278,7 @@ class Pending:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling, as :meth:`save`."""
+        """State for pickling, as in :meth:`save`."""
         meta, tensors = self.save()
         return {"meta": meta, "tensors": tensors, "held": self.held, "held_rows": self.held_rows}
 
@@ -287,7 +287,7 @@ class Pending:
         self.__dict__.update(vars(Pending.load(**state)))
 
     def __deepcopy__(self, memo: Any) -> Pending:
-        """Copy within the process: what was agreed on stays known, whatever was removed since."""
+        """Copy within the process. The agreed state stays known, even if samples were removed since."""
         self.named()  # the copy has the same id
         return self.to(copy.deepcopy(self.held, memo), copy.deepcopy(self.held_rows, memo))
 
@@ -308,7 +308,7 @@ def add_weights(weights: dict[bytes, int], batch: SampleBatch, sign: int) -> Non
 
 
 def add_counts(counts: dict[bytes, int], other: dict[bytes, int], sign: int = 1) -> None:
-    """counts += sign * other; what becomes zero is dropped."""
+    """Compute counts += sign * other, and drop entries that become zero."""
     for key, n in other.items():
         counts[key] = counts.get(key, 0) + sign * n
         if counts[key] == 0:

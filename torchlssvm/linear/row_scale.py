@@ -38,7 +38,7 @@ class RowScale:
 
     @property
     def offset(self) -> Tensor | None:
-        """The mean that standardised rows are taken about, in the coordinates v (J,); None without one."""
+        """The mean that is subtracted from standardised rows, in the coordinates v (J,); None without standardization."""
         return None if self.standard is None else self.standard.centre.mean * self.factor
 
     def width(self, J: int) -> int:

@@ -34,7 +34,7 @@ class Standardization(NamedTuple):
         return (q - self.centre.c - self.centre.rest / self.centre.n) / self.deviation
 
     def weights(self, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights w (J, K) and b (K,) of features as they are, from those of standardised ones."""
+        """Weights w (J, K) and b (K,) for the original features, from the weights for standardised features."""
         w = w / (self.deviation * self.resolution)[:, None]
         return w, b - (self.centre.mean * self.resolution) @ w
 

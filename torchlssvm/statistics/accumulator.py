@@ -27,7 +27,7 @@ from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 
 PRODUCT_ROWS = 1024
-"""Most rows that wait, and fewest in one product where it stays exact: enough for the speed of large products."""
+"""Most rows that wait, and fewest rows in one product if it stays exact. Products of this size run at full speed."""
 
 SHARED_RUNS = 4
 """Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
@@ -35,7 +35,7 @@ SHARED_RUNS = 4
 _carrying = threading.Lock()  # held while a thread adds to canonical sums
 
 DIRECT_NUMBERS = 2**24
-"""Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
+"""Numbers (128 MiB) of a group beyond which products are added strip by strip, to avoid a second array of that size."""
 
 
 @dataclass
@@ -138,12 +138,12 @@ class Accumulator:
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self.incomplete = False
-        """True while rows wait, or float64 sums are not carried."""
+        """True while rows wait, or float64 sums are not yet carried."""
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def append(self, changes: list[SignedRows]) -> list[Tensor] | None:
-        """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows."""
+        """Put a few rows into the tail and return views of their features. For more rows, do nothing and return None."""
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         # 256 rows: a larger change fills a product of its own
         if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
@@ -188,7 +188,7 @@ class Accumulator:
                     used[: len(change.x)].zero_()
 
     def _push_sparse(self, change: SignedRows) -> None:
-        """Sum sparse rows directly into the canonical sums; rows with many entries become dense, a block at a time."""
+        """Sum sparse rows directly into the canonical sums. Rows with many entries become dense, one block at a time."""
         if change.x.values().numel() > change.x.numel() / 32:  # dense products are faster (measured: from 0.03)
             for some, part in sparse_rows.dense_parts(change.x, PRODUCT_ROWS):
                 self.push(change.part(some, part))
@@ -299,7 +299,7 @@ class Accumulator:
     def move_side(
         self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]
     ) -> Tensor:
-        """One group, one-hot side columns: move rows from class ``old`` to class ``new``; M stays. Returns the rows."""
+        """Move rows from class ``old`` to ``new``, for one group and one-hot sides. M does not change. Returns the rows."""
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
@@ -387,20 +387,20 @@ class Accumulator:
             self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; the next rows reallocate it
 
     def total(self, group: int) -> Tensor:
-        """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are complete."""
+        """Return the canonical packed sums of a group (zeros if it has none). The sums must be complete."""
         if group in self.sums:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
 
     @property
     def diag(self) -> Tensor:
-        """The diagonal of each group's M (groups, J). Needs sums that are complete."""
+        """The diagonal of each group's M (groups, J). The sums must be complete."""
         none = torch.zeros(self.J, dtype=self.dtype, device=self.device)
         known = {group: gram.diagonal(sums, self.J) for group, sums in self.sums.items()}
         return torch.stack([known.get(group, none) for group in range(self.groups)])
 
     def replace_sums(self, sums: dict[int, Tensor]) -> None:
-        """Take other packed sums (their tensors, not copies) instead of those held."""
+        """Replace the sums held by other packed sums (the tensors themselves, not copies)."""
         self.complete()
         self.sums = sums
         self.touched.update(range(self.groups))

@@ -27,10 +27,10 @@ LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
 
 LEAST_STEPS = 4
-"""Deviation, in steps of the grid, from which a standardized column is accurate: rounding adds 0.5 % to its variance."""
+"""Deviation, in grid steps, from which a standardized column is accurate. Rounding then adds 0.5 % to its variance."""
 
 LEAST_STEPS_OF_ALL = 64
-"""The same for the column that varies most: other columns have a fraction of its deviation."""
+"""The same limit for the column that varies most, since other columns have only a fraction of its deviation."""
 
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
@@ -76,7 +76,7 @@ class SampleBatch:
 
 
 WHOLE_CHECK_ROWS = 4096
-"""Batches of more rows are checked with one bound for all rows: half the passes, and nearly always enough."""
+"""Batches of more rows are checked with one bound for all rows. It takes half the passes and is nearly always enough."""
 
 
 class HostFacts(NamedTuple):
@@ -92,7 +92,7 @@ class HostFacts(NamedTuple):
 
     @classmethod
     def read(cls, x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool) -> HostFacts:
-        """Read them; with ``whole`` one maximum for all rows of x."""
+        """Read the facts from the device. ``whole``: one maximum for all rows of x."""
         with threads_for(PASS_WORK * x.numel()):
             parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
             parts = [parts[0].to(torch.float64), y if kind == "labels" else checks.row_largest(y).to(torch.float64)]
@@ -211,7 +211,7 @@ def _build(
 
 
 def _decide(facts: HostFacts, kind: str, rules: BatchRules) -> GridChoices:
-    """Choose the grids that are open, and check that the batch is within those in use."""
+    """Choose the grids that are still open, and check that the batch is within the grids in use."""
     x = float(facts.largest_x.max())
     y = None if facts.largest_y is None else float(facts.largest_y.max())
     choices, wanted = rules.choices, rules.wanted

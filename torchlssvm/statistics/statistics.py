@@ -27,7 +27,7 @@ from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sum
 from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
-"""Format of the bytes that a digest covers; it changes when those bytes do."""
+"""Format of the bytes that a digest covers. The number changes when these bytes do."""
 
 ROW_OPTIONS = ("normalize", "scale")
 """Options that the digest's header includes if they are set."""
@@ -49,16 +49,16 @@ class Evidence(Enum):
     """How to check that samples to be removed are held."""
 
     NONE = auto()
-    """No check: statistics are a group, and a delta may be negative."""
+    """No check, because statistics form a group and a delta may be negative."""
 
     PROVEN = auto()
-    """No check needed: their rows were recognised, or a store has them."""
+    """No check is needed, because the rows were recognised, or a store has them."""
 
     SUMS = auto()
-    """By the sums: no count may fall below zero, and samples must exist that have such sums."""
+    """Check by the sums: no count may fall below zero, and some samples must be able to have these sums."""
 
     COUNTS = auto()
-    """By counts, and roughly by the sums: the samples only approximate those held."""
+    """Check by counts, and roughly by the sums, because the samples only approximate those held."""
 
 
 class Integrity:
@@ -185,7 +185,7 @@ class Statistics:
         return self.accumulator
 
     def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
-        """Set the grids that the first batch would choose, for samples that are already on a grid. Needs empty statistics."""
+        """Set the grids that the first batch would choose, for samples already on a grid. The statistics must be empty."""
         if self.accumulator is not None:
             raise ValueError("the statistics hold samples: their grid is decided")
         self._decide(GridChoices(kind, grid, target_grid))
@@ -338,7 +338,7 @@ class Statistics:
         return {} if self.accumulator is None else self._completed(self.accumulator).sums
 
     def _completed(self, sums: Accumulator) -> Accumulator:
-        """Bring rows that wait into the sums; InterruptedUpdateError if that, or a change, was interrupted before."""
+        """Sum the waiting rows. Raises InterruptedUpdateError if an earlier sum or change was interrupted."""
         if sums.incomplete or self.integrity.torn:
             with torch.inference_mode(False), torch.no_grad(), self.integrity:
                 sums.complete()
@@ -518,7 +518,7 @@ class Statistics:
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
-        """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
+        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""
         known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
         new: set[int] = set()
         for r in rows:
@@ -589,7 +589,7 @@ class Statistics:
             )
 
     def relabel(self, old: SampleBatch, new: SampleBatch, evidence: Evidence) -> Tensor:
-        """Move checked samples of one group from their old class to a new one; M is not touched. Returns the rows."""
+        """Move checked samples of one group from their old class to a new one. M does not change. Returns the rows."""
         assert old.labels is not None
         assert new.labels is not None
         self.check_whole()
@@ -628,7 +628,7 @@ class Statistics:
             self.moments = moments
 
     def forget_class(self, label: int) -> Statistics:
-        """Subtract all samples of one class, which need not be passed; returns their statistics."""
+        """Subtract all samples of one class, and return their statistics. You do not need to pass the samples."""
         if not self.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(label, self.num_classes)
@@ -659,7 +659,7 @@ class Statistics:
                 raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
 
     def merge(self, other: Statistics, sign: int = 1, evidence: Evidence = Evidence.NONE) -> None:
-        """self += sign * other; ``evidence`` as for :meth:`change`."""
+        """Compute self += sign * other. ``evidence`` is as for :meth:`change`."""
         self.compatible(other)
         self.check_whole()
         other.check_whole()
@@ -692,7 +692,7 @@ class Statistics:
         return self._combined(self.zero(), 1, 1)
 
     def zero(self, device: torch.device | None = None) -> Statistics:
-        """Return empty statistics of the same shape, the neutral element; here, or on another device."""
+        """Return empty statistics of the same shape, the neutral element, on this or another device."""
         out = object.__new__(Statistics)
         out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")})
         out.device = self.device if device is None else device
@@ -738,7 +738,7 @@ class Statistics:
     __hash__ = None  # type: ignore[assignment]
 
     def canonicalize(self) -> None:
-        """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
+        """Bring all rows into the sums. If all sums are zero, restore the state before any data."""
         self.check_whole()
         if self.accumulator is None:
             return
@@ -846,7 +846,7 @@ class Statistics:
 
     @exactly
     def load(self, state: dict[str, Tensor]) -> None:
-        """Replace the sums by saved ones; ValueError, with nothing changed, when they do not fit or are damaged."""
+        """Replace the sums by saved ones. Raises ValueError and changes nothing if they do not fit or are damaged."""
         try:
             out = self._loaded(state, json.loads(tensor_to_bytes(state["meta"]).decode()))
         except (KeyError, TypeError, UnicodeDecodeError) as error:
@@ -879,7 +879,7 @@ class Statistics:
         return self.with_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
 
     def to(self, device: torch.device | str) -> Statistics:
-        """Return these statistics on another device (itself when it is there already)."""
+        """Return these statistics on another device, or self if they are already there."""
         target = torch.empty(0, device=device).device
         if target == self.device:
             return self
@@ -888,7 +888,7 @@ class Statistics:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: no raw rows, no scratch."""
+        """State for pickling and copying, without raw rows and scratch memory."""
         return {name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")} | {"state": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

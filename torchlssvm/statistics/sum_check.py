@@ -32,7 +32,7 @@ PRIMES = (4194301, 4194287, 4194277, 4194271)
 """The four largest primes below 2^22."""
 
 VECTORS_PER_PRIME = 3
-"""Random vectors for each prime: wrong sums pass with p^-3 < 2^-65."""
+"""Random vectors for each prime. Wrong sums pass with a probability of p^-3 < 2^-65."""
 
 
 class SumCheck:
@@ -50,7 +50,7 @@ class SumCheck:
         self.moments = torch.zeros_like(s.moments)
 
     def _reduce(self, values: Tensor) -> Tensor:  # (..., T)
-        """The residues nearest to zero. Needs |values| <= 2^52."""
+        """The residues nearest to zero, for |values| <= 2^52."""
         return values - self.moduli * torch.round(values / self.moduli)
 
     def _product(self, left: Tensor, right: Tensor, largest: float) -> Tensor:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
 NEAR_SAMPLES = 2048
-"""Number of samples of a class that are checked first, those of the least reach. Their products take 34 MB."""
+"""Number of samples of a class that are checked first: those with the least reach. Their products need 34 MB."""
 
 
 class ClassSystem:
@@ -105,7 +105,7 @@ class ClassSystem:
 def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
-    """Changes of samples; RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
+    """Changes of samples. Raises RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
     head._fitted_weights()  # NotFittedError without samples
     batch = head._check(x, y, weight, gridded=gridded)
     if batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
@@ -159,7 +159,7 @@ def changed_weights(
 def _removals(
     head: MarginHead, changes: SampleChange, some: Tensor, undecided: Tensor
 ) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
-    """Weights without each of some samples, as :func:`changed_weights`; ``undecided`` tells which need another way."""
+    """Weights without each of some samples, as :func:`changed_weights`. ``undecided`` marks those that need a copy."""
     slots, old, step = changes.slots, changes.old, head._solver.scale.step
     assert slots is not None
     assert old is not None

@@ -96,14 +96,14 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
 
 
 def decided(path: RhoPath) -> RhoPath:
-    """The path; ValueError if it decides nothing."""
+    """Return the path. Raises ValueError if it decides nothing."""
     if math.isnan(path.rho):
         raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
     return path
 
 
 def best_of(values: Tensor, errors: Tensor) -> float:
-    """The value with the least error; of equal ones the largest; NaN if no error is finite."""
+    """The value with the least error, the largest value in a tie, or NaN if no error is finite."""
     finite = errors.isfinite()
     if not bool(finite.any()):
         return math.nan
@@ -133,7 +133,7 @@ def check_rhos(rhos: Any, device: torch.device) -> Tensor:
 
 
 def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
-    """The samples; their number in each class must match the head's."""
+    """The samples, whose number in each class must match the head's."""
     samples = check_samples(view, x, y, weight)
     given = samples.weight.sum().expand(view.num_classes)
     if samples.y.ndim == 1:
@@ -244,7 +244,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
 
 
 def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
-    """w (J, K) and b (K,) for features as they are, of the model that has learned ``kept``, and its scale from it."""
+    """w (J, K) and b (K,) for the original features, of the model that has learned ``kept`` and takes its scale from it."""
     (w, b), J = own.weights(rho), view.in_features
     standard = standardization(kept) if kept.scale else None
     if view.intercept == "penalized":
@@ -262,7 +262,7 @@ def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
 
 
 def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
-    """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
+    """Summed weights (r,) of the samples of a fold that are misclassified by a model trained without the fold."""
     view, labels = parts[0].view, samples.y
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
     v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)
