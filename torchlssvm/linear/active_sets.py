@@ -255,7 +255,7 @@ class ActiveSetSolver:
         if self._groups is not None and self._groups != self.groups:
             self.restart()
         self._groups = self.groups
-        self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
+        self.w, self.b = self.w.clone(), self.b.clone()  # weights that were returned earlier must not change
         todo = [k for k in range(len(self.states)) if self._needs_search(k)]
         self._fresh = torch.zeros_like(self._fresh)
         starts = self._cold_starts([k for k in todo if not self.states[k].fitted])
@@ -295,7 +295,7 @@ class ActiveSetSolver:
         rounding = self._rounding(w, b) + self._rounding(at_w, at_b)
         drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * rounding
         near = torch.nonzero((self._margins[k] - 1.0).abs() <= drift)[:, 0]
-        # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
+        # 8: if more than one in eight samples is near its margin, all margins are computed, after which few are near
         if len(near) * 8 > rows.n:
             return self._margins_at(k, w, b), torch.zeros_like(drift)
         margins = self._margins[k].clone()
@@ -517,7 +517,7 @@ class ActiveSetSolver:
         k, wanted = s.label, margins < 1.0
         proof = self._proof(k, s.solution.mu, s.active, w, b)
         bounds = self._bounds(proof, w, b)
-        # 1e-5: largest bound at which updated weights are used: beyond it, updates have cost digits, and sums are solved
+        # 1e-5: largest bound at which updated weights are used; beyond it, updates have lost digits, and sums are solved
         if s.sums is None and float(bounds.max()) > 1e-5:
             s.solution = None
             return False
@@ -548,7 +548,7 @@ class ActiveSetSolver:
         assert s.solution is not None
         try:
             out.refine(s.solution)
-        except ConvergenceError:  # sums, or updates, have cost the solution its digits
+        except ConvergenceError:  # the solution has lost its digits in sums or updates
             s.sums = s.sums or self._sums(s.label, s.active)
             s.solution, _ = s.sums.solve(self.scale, self.small, s.active, by_rows=True)
             out.refine(s.solution)

@@ -130,7 +130,7 @@ def attach(
         made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
         made.classes = _class_names(classes, num_classes)
         return made
-    # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail.
+    # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
@@ -199,7 +199,7 @@ def _attach(
                 usual["rho"] = "gcv"
             head = kind(J, num_classes, **{**usual, **head_options})
         head = _checked_head(head, J, num_classes)
-    # Every check is behind us: from here on the model changes.
+    # All checks have passed. The model changes from here on.
     if last is not None:
         last.take_off(model)
     if isinstance(model, nn.Linear) and last is not None:
@@ -900,7 +900,7 @@ class AttachedClassifier(nn.Module):
             phi = run(network, images)
         finally:
             handle.remove()
-        # Another shape is pooling, or is refused by its width.
+        # A different shape means pooling, or is refused because of its width.
         comparable = bool(seen) and isinstance(phi, Tensor) and phi.shape == seen[-1].shape and not is_fake(phi)
         if not seen or (comparable and not torch.allclose(phi, seen[-1].to(phi), 0.0, 0.0, equal_nan=True)):
             what = "changes what comes out of" if seen else "does not use"

@@ -224,7 +224,7 @@ def judge(
     if samples.get("x") is not None:
         samples = samples | {"x": restricted_rows(head, columns, samples["x"])}
     part = with_columns(head, columns, scale)
-    part._choices.made.pop("rho", None)  # a rho still to be chosen would be, by an eigendecomposition of its own
+    part._choices.made.pop("rho", None)  # otherwise an open rho would be chosen by another eigendecomposition
     path = part.select_rho(rho, method, **samples, score=score, apply=False)
     error = float(path.errors[path.rhos == path.rho].amin())
     return Candidate(name, columns, scale, path.rho, error, time.perf_counter() - start, path)

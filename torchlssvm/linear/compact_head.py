@@ -209,7 +209,7 @@ class CompactLSSVMHead(nn.Module):
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
-        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: they must have been held
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: only samples held before
             if batch.labels is not None:
                 counts = counts.index_add(0, batch.labels, _weights(batch), alpha=sign)
             least = checks.to_host(counts.amin())
@@ -229,7 +229,7 @@ class CompactLSSVMHead(nn.Module):
         counts, solution, size = self._counts_after(changes), self._solution(), cost.batch_size(self.in_features)
         if (
             removes and abs(n) < _SAME_COUNT
-        ):  # without samples there is no mean to update: their leverage alone can tell
+        ):  # without samples there is no mean to update, so only the leverage reveals other samples
             if len(changes) == 1 and bool(self._leverages(changes[0][0]).amax() > 1 + 1e-6):
                 raise checks.removal_error("the last samples held are others")
             solution, n = self._empty(), 0.0

@@ -96,7 +96,7 @@ class ExactRefinement:
         rows, scale = self.rows, self.scale
         longest = float(scale.lengths(rows.q, rows.norms).amax() + scale.reach(solution.mu)) * BOUND_ROUNDING_FACTOR
         best, stale = math.inf, 0
-        # 200: corrections before giving up: two to ten are usual
+        # 200: corrections before giving up; two to ten are usual
         for _ in range(200):
             gradient, size, size_b = self._scaled(*self._gradient(W, B), solution)
             bound = longest * size + size_b

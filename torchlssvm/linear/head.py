@@ -280,7 +280,7 @@ class LSSVMHead(LinearHead):
         if len(batch) and batch.size >= self.n:
             raise ValueError(f"all {self.n} samples would be removed: there is nothing left to estimate, use remove")
         self._apply_changes([(batch, -1)], rough=True)
-        w, b, P = self._solve(inverse=True)  # a removal that cannot be is found here, and rolled back
+        w, b, P = self._solve(inverse=True)  # an impossible removal is detected here and rolled back
         grid = batch.choices.grid
         rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)
         weights = torch.ones(len(batch), dtype=torch.float64, device=self.device) if batch.mult is None else batch.mult
@@ -560,7 +560,7 @@ class LSSVMHead(LinearHead):
         """
         changed = self.pending.statistics
         if like is None and changed is not None and not changed.empty:
-            like = changed  # where everything was removed: what was agreed on stays decided
+            like = changed  # if everything was removed, the agreed choices stay in force
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
         if batch.labels is None and len(batch):
             if self._options.class_weight is not None or self.multiclass == "ovo":
@@ -582,7 +582,7 @@ class LSSVMHead(LinearHead):
             return self
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
-            self._check_whole()  # before rows are missed that an interrupted update may have lost
+            self._check_whole()  # an interrupted update may have lost rows, so this check comes first
         evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
         before = None if evidence is Evidence.PROVEN else stats.copy()
@@ -691,7 +691,7 @@ class LSSVMHead(LinearHead):
             self._rows.replace(rows, key, UNKNOWN_ROWS)
             if sums.empty:
                 self._rows.clear()
-            self._choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
+            self._choices.reopen_rho()  # ranks may have chosen differently, so all choose again from the agreed state
             self._solver.reset()
 
     def _form(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class HingeDescent:
         direction, size = ahead, (left * ahead).sum(0)
         # 0.3: share of the gradient, in the norm of the preconditioner, at which conjugate gradients end a Newton step
         enough = 0.3**2 * size
-        # 6: passes over the rows for one Newton step at most
+        # 6: most passes over the rows for one Newton step
         for _ in range(6):
             found = hinge.sweep(self.q, *self._weights(direction), none, weight, self.order)
             product = self._pulled_back(found.gradient, found.gradient_b)

@@ -67,7 +67,7 @@ class LinearHead(nn.Module):
         self._choices = DataChoices.for_rho(self._rho_method if number is None else None)
         self._state_version = 0
         self._integrity = Integrity()
-        self._solving = False  # set while caches are computed: what was interrupted is computed again
+        self._solving = False  # set while caches are computed, so that interrupted work is done again
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
         self._give_buffers(dict.fromkeys(self._buffer_names))
 
@@ -270,7 +270,7 @@ class LinearHead(nn.Module):
     def _choose_rho(self) -> None:
         """Choose rho by its rule. With too few samples, rho is 1.0 and remains to be chosen. The caller must hold the lock."""
         choices, before = self._choices, self._choices.made["rho"]
-        # Not open while it is chosen: reading the weights would choose again.
+        # rho must not count as open during the choice, because reading the weights would choose it again.
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
         try:
             value = self._best_rho()

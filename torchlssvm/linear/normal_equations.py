@@ -70,7 +70,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
         return option
     n = counts.sum().to(torch.float64)
     if option == "complement":
-        # With one class alone every weight would be zero: nothing is rare then.
+        # With only one class every weight would be zero, although no class is rare.
         weights = (n - counts) / n
         return torch.where((weights * counts).sum() > 0, weights, torch.ones_like(weights))
     present = (counts > 0).sum()

@@ -101,14 +101,14 @@ class SharedSolver:
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
-        self._work: Tensor | None = None  # memory of the system, used again by the next solve; now it holds the factor
+        self._work: Tensor | None = None  # memory of the system, which holds the factor until the next solve reuses it
         self.solution = self._fresh()
         self.stale = not stats.empty
 
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
         centred = self.options.intercept == "free"
-        # 1e-2: where a removal by Theorem 1 would leave less of the system, two digits would be lost
+        # 1e-2: if a removal by Theorem 1 left less than this share of the system, two digits would be lost
         return Solution(D, self.stats.num_classes, centred, self.stats.device, least_pivot=1e-2)
 
     def reset(self) -> None:

@@ -132,7 +132,7 @@ def _check_leverages(change: SampleChange, leverage: Tensor) -> None:
     if not len(leverage):
         return
     top, at = torch.stack([value.to(leverage.dtype) for value in leverage.max(0)]).tolist()  # one read of the device
-    # 1e-6: rounding that the leverage of samples held, at most 1, may have: beyond it they are other samples
+    # 1e-6: the leverage of samples held is at most 1 plus this rounding; beyond it, the samples are not held
     if top > 1 + 1e-6:
         what = "sample" if change.members is None else "the group of sample"
         raise ValueError(

@@ -82,7 +82,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     used = fold.unique().tolist()
     if len(used) < 2:
         raise ValueError(f"all samples are in one of {folds} folds: there are too few to choose by")
-    # 2000: distinct samples tested at each value; with more, the first folds alone: the standard error is 1 % then
+    # 2000: distinct samples tested at each value. With more, only the first folds are used; the standard error is then 1 %
     used = used[: -(-2000 * len(used) // rows.n)]
     signs = code_labels(labels, K).repeat(1, len(used))
     weight = torch.empty_like(signs)
