@@ -257,12 +257,12 @@ def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLaye
 
 
 class AttachedClassifier(nn.Module):
-    """A frozen ``backbone`` and a ``head`` that learns from its features; made by ``attach``, which has an example.
+    """A frozen ``backbone`` and a ``head`` that learns from its features. ``attach`` makes it and shows an example.
 
-    The backbone always stays in eval mode: ``.train()`` here, on a module around it or on the backbone does not change
-    its BatchNorm. Pass images wherever the head takes features:
-    ``clf.add(images, y)`` is ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A
-    kernel machine removes by id: ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
+    The backbone always stays in eval mode. Calling ``.train()`` on the classifier, on a module around it or on the backbone
+    does not change its BatchNorm. Pass images wherever the head accepts features: ``clf.add(images, y)`` is the same as
+    ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A kernel machine removes samples by id:
+    ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
 
     To remove a sample you need exactly the features that were added, bit for bit; any other features are refused. The same
     image can produce slightly different features beside other images, in batches of another size, under autocast, on another
@@ -271,13 +271,13 @@ class AttachedClassifier(nn.Module):
     batch. A trial on the first batch must show that the place and the neighbours of an image do not change its features. With
     both settings you still need the same device and number of threads.
 
-    With a store (``attach(..., store=folder)``) the features are kept, under an id for each sample: ``clf.add(images, y,
-    ids=ids, subjects=subjects)``, then ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a receipt;
-    ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
+    A store (``attach(..., store=folder)``) keeps the features of each sample under its id. Add samples by ``clf.add(images, y,
+    ids=ids, subjects=subjects)``. Remove them by ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a
+    receipt. ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
 
     Args:
-        backbone: gives features, (B, J) or (B, J, 1, 1).
-        head: has ``add``, ``remove`` and ``forward``.
+        backbone: a module that returns features, (B, J) or (B, J, 1, 1).
+        head: a module with ``add``, ``remove`` and ``forward``.
         in_features: J.
         last_layer: a module, and the name of the ``nn.Identity`` in it that replaced its last layer. The first batch then shows
             whether ``forward`` does more after this layer without a module, such as a softmax.
@@ -635,8 +635,8 @@ class AttachedClassifier(nn.Module):
     ) -> Any:  # fmt: skip
         """Add ``images`` (B, ...) with labels ``y`` (B,), or all batches of a loader: ``clf.add(loader)``.
 
-        Returns self, or the ids from a head that gives ids. A loader is added as a whole or not at all; with a store it is
-        added batch by batch, and samples whose ids the store already holds are skipped.
+        Returns self, or the ids if the head returns ids. Without a store, a loader is added as a whole or not at all. With a
+        store, it is added batch by batch, and samples whose ids the store already holds are skipped.
 
         Args:
             images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
