@@ -1,13 +1,13 @@
 """``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
 
-The rows held are the truth. Active sets, margins and weights are caches. A change of samples touches only the classes in which
-a changed sample is active, and the next read brings those up to date by Newton's method. After a small change the inverse
-of the class takes the changed rows in by Theorem 1, and only margins near 1 are computed; otherwise a step solves from integer
-sums over the active set, and a line search shortens it.
+Active sets, margins and weights are caches that are computed from the rows held. A change of samples affects only the classes
+in which a changed sample is active, and the next read updates these classes by Newton's method. After a small change, Theorem 1
+updates the inverse of the class by the changed rows, and only margins near 1 are computed. After a larger change, a step solves
+from integer sums over the active set, and a line search shortens the step.
 
-The search ends in a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that float64
-cannot tell from 1. So an active set does not depend on the way it was found, and after :meth:`~ActiveSetSolver.restart` the
-weights follow from the active sets alone, to the bit.
+The search ends with a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that
+float64 cannot distinguish from 1. So an active set does not depend on the way it was found. After
+:meth:`~ActiveSetSolver.restart`, every bit of the weights depends on the active sets alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
 MAX_NEWTON_ROUNDS = 1000
-"""Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
+"""Newton rounds of one class before giving up. 7 to 9 are usual; class weights that differ 1e20-fold need hundreds."""
 
 
 class Proof(NamedTuple):
-    """Margins are within (length + reach) size + size_b, and rounding, of those of the minimum."""
+    """A bound: margins differ from those at the minimum by at most (length + reach) size + size_b, plus rounding."""
 
     reach: float
     size: float
@@ -54,10 +54,10 @@ class ClassState:
     """The solution of one class.
 
     Attributes:
-        solution: weights and inverse for the active set; None where the next change solves from sums.
-        fitted: True once weights and active set are known; False too for a class with samples of one sign only.
+        solution: weights and inverse for the active set; None if the next change solves from sums.
+        fitted: True once weights and active set are known. It stays False for a class with samples of one sign only.
         touched: True when samples have changed that are, or may be, active.
-        proof: of the weights in use; None where it is computed when it is needed.
+        proof: the proof for the weights in use; None until it is needed.
     """
 
     solution: Solution | None = None
@@ -80,14 +80,14 @@ class Search:
     """The search for the active set of one class.
 
     Attributes:
-        active: (n,), the set that the solution is of.
-        solution: the solution on it; None where it is solved from sums next.
-        scale: units, with the rho that the search is at.
+        active: (n,), the current active set.
+        solution: the solution on this set; None if the next step solves from sums.
+        scale: units, with the current rho of the search.
         position: the lowest point so far; None before the first line search.
         sums: sums over the set, once they were formed.
-        sound: False where float64 lacked the digits to solve from sums.
-        proving: True once the objective has stopped falling: the proof alone changes the set from then on.
-        proofs: proofs that have changed the set.
+        sound: False if float64 lacked the digits to solve from sums.
+        proving: True once the objective has stopped falling. From then on only the proof changes the set.
+        proofs: number of proofs that have changed the set.
     """
 
     label: int
@@ -116,7 +116,7 @@ class ActiveSetSolver:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all caches: the next read starts from the rows."""
+        """Forget all caches, so that the next read starts from the rows."""
         K, J, n, like = self.stats.num_classes, self.rows.in_features, self.rows.n, self.rows.norms
         self.states = [ClassState() for _ in range(K)]
         self.w, self.b = like.new_zeros(J, K), like.new_zeros(K)
@@ -140,12 +140,12 @@ class ActiveSetSolver:
         self._lengths: Tensor | None = None
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization; the active sets are where the next search starts."""
+        """Change the regularization. The next search starts from the present active sets."""
         self.options.rho = rho
         self.restart()
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes; the others are left alone."""
+        """Make room for k more classes. The other classes do not change."""
         if self.options.follows_counts or self._groups is None:
             self.reset()
             return
@@ -181,9 +181,9 @@ class ActiveSetSolver:
             setattr(self, name, torch.cat([cache[..., : n - added], new], -1))
 
     def _queue(self, solution: Solution | None, k: int, slots: Tensor, copies: Tensor) -> Solution | None:
-        """Put rows on the pending list of a class's solution; None where new sums are cheaper.
+        """Put rows on the pending list of a class's solution; None if new sums are cheaper.
 
-        slots: (c,) places; copies: (c,), negative for what leaves.
+        slots: (c,) places; copies: (c,), negative for rows that leave.
         """
         rows, groups, J = self.rows, self._groups, self.rows.in_features
         if solution is None or groups is None or J < cost.SMALLEST_UPDATED_SYSTEM:
@@ -222,8 +222,8 @@ class ActiveSetSolver:
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date.
 
-        ConvergenceError if a search does not converge. Later reads raise it at once, until samples or options change or you
-        call ``restart``.
+        Raises ConvergenceError if a search does not converge. Later reads raise it immediately, until samples or options change
+        or you call ``restart``.
         """
         if self._current and not self._busy:
             return self.w, self.b
@@ -239,7 +239,7 @@ class ActiveSetSolver:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute caches: after an interruption or a failure they are computed from the rows."""
+        """A context in which caches are computed. After an interruption or a failure they are computed again from the rows."""
         if self._busy:
             self.reset()
         self._busy = True
@@ -255,7 +255,7 @@ class ActiveSetSolver:
         if self._groups is not None and self._groups != self.groups:
             self.restart()
         self._groups = self.groups
-        self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
+        self.w, self.b = self.w.clone(), self.b.clone()  # weights that were returned earlier must not change
         todo = [k for k in range(len(self.states)) if self._needs_search(k)]
         self._fresh = torch.zeros_like(self._fresh)
         starts = self._cold_starts([k for k in todo if not self.states[k].fitted])
@@ -287,14 +287,15 @@ class ActiveSetSolver:
     def _margins_near(self, k: int, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Margins (n,) by weights, of which only those near 1 are computed, and bounds (n,) on the drift of the others.
 
-        With the weights moved by d and d_b from those of the cache, no margin moved by more than |q_i| |d| + |d_b|.
+        If the weights and intercept differ from the cached ones by d and d_b, no margin has moved by more than
+        |q_i| |d| + |d_b|.
         """
         rows, at_w, at_b = self.rows, self._at_w[:, k], self._at_b[k]
         length, shift = float((w - at_w).norm()) * self.scale.step, abs(float(b - at_b))
         rounding = self._rounding(w, b) + self._rounding(at_w, at_b)
         drift = (rows.norms * length + shift) * BOUND_ROUNDING_FACTOR + 4 * rounding
         near = torch.nonzero((self._margins[k] - 1.0).abs() <= drift)[:, 0]
-        # 8: where more than one in eight samples is near its margin, all margins are computed, after which few are near
+        # 8: if more than one in eight samples is near its margin, all margins are computed, after which few are near
         if len(near) * 8 > rows.n:
             return self._margins_at(k, w, b), torch.zeros_like(drift)
         margins = self._margins[k].clone()
@@ -346,7 +347,7 @@ class ActiveSetSolver:
         return float((self.rows.copies * self.rows.peaks.square()).sum()) < LARGEST_FLOAT_CENTRED_SUM
 
     def _needs_search(self, k: int) -> bool:
-        """Place the rows that are new; True if the active set of a class has to be found again."""
+        """Put new rows on their sides of the margin. Returns True if the active set of a class must be found again."""
         values, state = self.groups, self.states[k]
         counts = [
             int(n) if values.values[g] else 0 for n, g in zip(self.stats.counts.tolist(), values.of_class, strict=True)
@@ -472,9 +473,9 @@ class ActiveSetSolver:
         return sums
 
     def _advance(self, s: Search, margins: Tensor) -> bool:
-        """Go on to the lowest point in the direction of the solution; False where the objective has stopped falling.
+        """Move to the lowest point in the direction of the solution. Returns False if the objective has stopped falling.
 
-        margins: (n,), those of the solution.
+        margins: (n,), the margins of the solution.
         """
         assert s.solution is not None
         if s.proving:
@@ -508,15 +509,15 @@ class ActiveSetSolver:
         s.scale, s.solution = replace(s.scale, rho=rho), None
 
     def _prove(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, drift: Tensor) -> bool:
-        """Take over weights w (J,) and b () if the active set is proven to be theirs; else False, and the set is changed.
+        """Adopt weights w (J,) and b () if the active set is proven to be theirs; otherwise change the set and return False.
 
-        margins: (n,), each of which is off by its drift (n,) at most, and by rounding.
+        margins: (n,), each with an error of at most its drift (n,) plus rounding.
         """
         assert s.solution is not None
         k, wanted = s.label, margins < 1.0
         proof = self._proof(k, s.solution.mu, s.active, w, b)
         bounds = self._bounds(proof, w, b)
-        # 1e-5: largest bound at which updated weights are used: beyond it, updates have cost digits, and sums are solved
+        # 1e-5: largest bound at which updated weights are used; beyond it, updates have lost digits, and sums are solved
         if s.sums is None and float(bounds.max()) > 1e-5:
             s.solution = None
             return False
@@ -547,7 +548,7 @@ class ActiveSetSolver:
         assert s.solution is not None
         try:
             out.refine(s.solution)
-        except ConvergenceError:  # sums, or updates, have cost the solution its digits
+        except ConvergenceError:  # the solution has lost its digits in sums or updates
             s.sums = s.sums or self._sums(s.label, s.active)
             s.solution, _ = s.sums.solve(self.scale, self.small, s.active, by_rows=True)
             out.refine(s.solution)
@@ -584,9 +585,9 @@ class ActiveSetSolver:
         return bounds * BOUND_ROUNDING_FACTOR
 
     def _proof(self, k: int, mu: Tensor, active: Tensor, w: Tensor, b: Tensor) -> Proof:
-        """By |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`, rounding included.
+        """The proof by |g'| and |g_b| / n of :mod:`torchlssvm.functional.squared_hinge`, rounding included.
 
-        mu: (D,), the mean of the active rows, of a free intercept; active: (n,).
+        mu: (D,), the mean of the active rows, for a free intercept; active: (n,).
         """
         rows, J, scale, eps = self.rows, self.rows.in_features, self.scale, hinge.FLOAT64_EPS
         slots, point = torch.nonzero(active)[:, 0], scale.point(w, b)
@@ -615,7 +616,7 @@ class ActiveSetSolver:
         return {"w": w, "b": b, "active": self._active[:, self.rows.saved_order()]}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved :meth:`state` of the rows held; matrices are computed again when samples change."""
+        """Restore a saved :meth:`state` of the rows held. Matrices are computed again when samples change."""
         self.reset()
         if self.rows.n == 0:
             return

@@ -46,7 +46,7 @@ class WeightGroups:
 class ActiveSums:
     """Integer sums over some of the rows held, for one class against the rest and for each weight.
 
-    Of each weight: the packed sum of q q^T with, below it, the sums of q over all rows and over those of the class.
+    The packed sum of q q^T is stored for each weight. Below it are the sums of q over all rows and over the rows of the class.
     """
 
     def __init__(self, rows: GridRows, groups: WeightGroups, label: int):
@@ -118,8 +118,8 @@ class ActiveSums:
     def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> tuple[Solution, bool]:
         """The ridge solution on these rows, and whether float64 had the digits for it. active: (n,), True for the rows.
 
-        It comes from the sums alone, the same bits however the rows were summed. Where float64 lacks the digits (or with
-        ``by_rows``) it comes from the rows, in the order in which they are saved.
+        The solution is computed from the sums alone, so its bits do not depend on the way the rows were summed. If float64
+        lacks the digits (or with ``by_rows``), it is computed from the rows, in the order in which they are saved.
         """
         solution = Solution(
             scale.width(self.rows.in_features), 1, scale.intercept == "free", self.rows.device, LEAST_ACTIVE_PIVOT
@@ -165,7 +165,7 @@ class ActiveSums:
 
 
 def chunks(bounds: Tensor) -> list[slice]:
-    """Runs of rows whose products stay exact in float64. bounds: (n,) on the squares."""
+    """Runs of rows whose products stay exact in float64. bounds: (n,), bounds on the squares."""
     host = bounds.cpu().numpy()
     out, start, total = [], 0, 0.0
     for i, bound in enumerate(host.tolist()):
@@ -180,8 +180,8 @@ def chunks(bounds: Tensor) -> list[slice]:
 def solve_sums(sums: ActiveSums, scale: RowScale, small: bool) -> SolvedSystem:
     """Solve for the class of some sums.
 
-    Where the sums have lost the ridge to rounding, eigenvalues are raised to it, which is good enough to start a search from;
-    the factor's ``info`` is not 0 then.
+    If rounding has removed the ridge from the sums, eigenvalues are raised to the ridge, which is good enough to start a
+    search. The ``info`` of the factor is then not 0.
     """
     J, device = sums.rows.in_features, sums.rows.device
     weights, groups, sides = [], [], []
@@ -205,7 +205,7 @@ def solve_sums(sums: ActiveSums, scale: RowScale, small: bool) -> SolvedSystem:
 
 
 def raised_to_ridge(work: Tensor, D: int, floor: float) -> Factor:
-    """A factor of the system with its eigenvalues raised to the ridge; its ``info`` says that they were."""
+    """A factor of the system with its eigenvalues raised to the ridge. Its ``info`` reports that they were raised."""
     check_finite(work, D, floor)
     factor = clamped_factor(work, D, work.new_tensor(floor))[0]
     return factor._replace(info=torch.ones_like(factor.info))

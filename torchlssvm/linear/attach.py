@@ -1,4 +1,4 @@
-"""A head on a pretrained network: the last linear layer goes, the rest is frozen, the head learns from its features."""
+"""Attach a head to a pretrained network: the head replaces the last linear layer, and the rest is frozen."""
 
 from __future__ import annotations
 
@@ -58,47 +58,49 @@ def attach(
 ) -> AttachedClassifier:
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
 
-    ``attach`` finds the layer in torchvision's and timm's classifiers, in an ``nn.Sequential`` (nested, or with a Softmax,
-    Dropout or Flatten behind the layer, which goes too), in any model whose last registered layer with parameters
-    is an ``nn.Linear``, or a 1x1 convolution that is pooled, behind a usual name (``fc``, ``classifier``, ``head``...), and in
-    a model with one ``nn.Linear``. ``layer`` names it otherwise. An encoder of transformers has no such layer: its features are
-    the last hidden states, averaged over the tokens of each text.
+    ``attach`` finds the layer in the classifiers of torchvision and timm, and at the end of an ``nn.Sequential``. The
+    Sequential may be nested, and a Softmax, Dropout or Flatten behind the layer is removed with it. ``attach`` also finds an
+    ``nn.Linear``, or a pooled 1x1 convolution, that is the last registered layer with parameters and has a usual name (``fc``,
+    ``classifier``, ``head``...), and the ``nn.Linear`` of a model that has only one. For any other model, name the layer in
+    ``layer``. An encoder of transformers has no such layer: its features are the last hidden states, averaged over the tokens
+    of each text.
 
-    With ``layers`` the head learns from several layers at once, which is more accurate (see :doc:`/features`) and unlearns
-    as exactly: each feature is still a fixed function of one sample.
+    With ``layers`` the head learns from several layers at once, which is more accurate (see :doc:`/features`). Unlearning stays
+    exact, because each feature is still a fixed function of one sample.
 
-    **The model passed in is changed**: the layer becomes ``nn.Identity``, no parameter requires a gradient from then on,
-    and every part is put in eval mode. When an error is raised the model is as it was. A bare ``nn.Linear`` is left
-    alone: the features are then its inputs.
+    **The model passed in is changed**: the layer becomes ``nn.Identity``, no parameter requires a gradient from then on, and
+    every part is put in eval mode. If an error is raised, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged;
+    its inputs are then the features.
 
     Args:
-        model: the network, or a :class:`~torchlssvm.features.LayerTaps`, or with ``in_features`` a backbone that already gives
-            features; that one is used as it is. A text is the folder or name of an encoder of transformers.
+        model: the network, or a :class:`~torchlssvm.features.LayerTaps`. With ``in_features``, a backbone that already returns
+            features, which is used unchanged. A string is the folder or name of an encoder of transformers.
         num_classes: K, the number of classes.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
             activation inside each block), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
         pool: how the positions of a layer are pooled, one or several of ``"mean"``, ``"std"``, ``"cls"``, ``"grid2"``; see
-            :class:`~torchlssvm.features.LayerTaps`. None is ``"mean"``; with ``layers="last"`` it is what the network does.
-        max_features: the most columns where several layers are tapped; None for no limit. A fixed random projection of each
-            layer keeps within it.
-        views: fixed transforms, ``("flip",)`` for the mirror image, or callables; the features of a sample are averaged over it
-            and its transforms, when it is learned and when it is predicted. Random augmentation is refused.
+            :class:`~torchlssvm.features.LayerTaps`. None means ``"mean"``, or the network's own pooling with ``layers="last"``.
+        max_features: the largest number of columns when several layers are tapped; None for no limit. A fixed random projection
+            of each layer keeps the number within this limit.
+        views: fixed transforms, ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
+            the sample and its transforms, both in learning and in prediction. Random augmentation is refused.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         layer: name of the layer to replace, e.g. ``"_fc"``.
         output: name of the features in the dict that the network returns.
-        tokenizer: of an encoder. Batches of texts then go in wherever images do.
+        tokenizer: the tokenizer of an encoder. You can then pass batches of texts wherever images are accepted.
         preprocess: turns a batch that is neither a tensor nor a dict into what the network takes.
-        in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
+        in_features: J, the width of the features, for a backbone that returns features (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time; a number uses batches of that size, after a trial. The
             features of an image then do not depend on its batch, and it can be removed later. See ``AttachedClassifier``.
-        store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
-            sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
-            ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
-        classes: names of the classes, in the order of the labels; a store keeps them. See ``predict(images, names=True)``.
-        head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
-            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` chooses by k-fold.
+        store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is created or opened. The store keeps the features
+            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. An existing store
+            determines the head: its ``rho`` and ``class_weight`` are used unless you give them here, and all other options must
+            be equal.
+        classes: names of the classes, in the order of the labels. A store keeps the names. See ``predict(images, names=True)``.
+        head_options: options of the new head, which is created on the device of the model. ``rho`` is ``"gcv"`` unless given
+            (see :class:`~torchlssvm.LSSVMHead`). A ``MarginHead`` chooses rho by k-fold.
 
     Example:
         >>> import torch
@@ -128,7 +130,7 @@ def attach(
         made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
         made.classes = _class_names(classes, num_classes)
         return made
-    # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail.
+    # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
@@ -154,7 +156,7 @@ def _class_names(classes: Sequence[str] | None, num_classes: int) -> list[str] |
 
 
 class NetworkOptions(NamedTuple):
-    """How :func:`attach` makes features of a network; its arguments of these names."""
+    """How :func:`attach` makes features of a network. The fields are its arguments of the same names."""
 
     layers: str | Sequence[str] = "last"
     pool: str | Sequence[str] | None = None
@@ -171,7 +173,7 @@ class NetworkOptions(NamedTuple):
         return self.layers != "last" or self.pool is not None
 
     def saved(self) -> dict[str, Any]:
-        """The options as primitives; callables by name, for :meth:`AttachedClassifier.load` to ask for them."""
+        """The options as primitives. Callables are saved by name, so that :meth:`AttachedClassifier.load` can ask for them."""
         named = self._replace(views=tuple(map(view_name, self.views)), feature_map=None)._asdict()
         return {name: list(v) if isinstance(v, tuple | list) else v for name, v in named.items()}
 
@@ -199,7 +201,7 @@ def _attach(
                 usual["rho"] = "gcv"
             head = kind(J, num_classes, **{**usual, **head_options})
         head = _checked_head(head, J, num_classes)
-    # Every check is behind us: from here on the model changes.
+    # All checks have passed. The model changes from here on.
     if last is not None:
         last.take_off(model)
     if isinstance(model, nn.Linear) and last is not None:
@@ -219,7 +221,7 @@ def _attach(
 
 
 def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
-    """The backbone that :func:`attach` makes of a network with options as :meth:`NetworkOptions.saved` gives them."""
+    """The backbone that :func:`attach` makes of a network, with options as returned by :meth:`NetworkOptions.saved`."""
     try:
         how = NetworkOptions(**saved)
     except TypeError as error:
@@ -228,7 +230,7 @@ def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Modu
 
 
 def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLayer | None, nn.Module]:
-    """Width of the features, the layer that goes, and the module that gives them: the model, or taps of it."""
+    """Width of the features, the layer to replace, and the module that returns the features: the model, or its taps."""
     if how.tapped:
         most = None if how.layers == "last" else how.max_features
         taps = LayerTaps(model, how.layers, how.pool or "mean", max_features=most)
@@ -257,30 +259,30 @@ def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLaye
 
 
 class AttachedClassifier(nn.Module):
-    """A frozen ``backbone`` and a ``head`` that learns from its features; made by ``attach``, which has an example.
+    """A frozen ``backbone`` and a ``head`` that learns from its features. ``attach`` makes it and shows an example.
 
-    The backbone always stays in eval mode: ``.train()`` here, on a module around it or on the backbone does not change
-    its BatchNorm. Pass images wherever the head takes features:
-    ``clf.add(images, y)`` is ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A
-    kernel machine removes by id: ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
+    The backbone always stays in eval mode. Calling ``.train()`` on the classifier, on a module around it or on the backbone
+    does not change its BatchNorm. Pass images wherever the head accepts features: ``clf.add(images, y)`` is the same as
+    ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A kernel machine removes samples by id:
+    ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
 
-    To remove a sample you need exactly the features that were added, bit for bit; any others are refused. The same image can
-    produce slightly different features beside other images, in batches of another size, under autocast, on another device or
-    with another number of threads. So keep the features, or use a ``SampleStore``. With ``deterministic=True`` images go
-    through the backbone one by one and outside autocast. ``deterministic=32`` uses batches of 32 and fills up the last one, if
-    a trial on the first batch shows that an image's place and neighbours do not change its features. You still need the same
-    device and number of threads.
+    To remove a sample you need exactly the features that were added, bit for bit; any other features are refused. The same
+    image can produce slightly different features beside other images, in batches of another size, under autocast, on another
+    device or with another number of threads. So keep the features, or use a ``SampleStore``. With ``deterministic=True`` images
+    pass through the backbone one by one and outside autocast. ``deterministic=32`` uses batches of 32 and fills up the last
+    batch. A trial on the first batch must show that the place and the neighbours of an image do not change its features. With
+    both settings you still need the same device and number of threads.
 
-    With a store (``attach(..., store=folder)``) the features are kept, under an id for each sample: ``clf.add(images, y,
-    ids=ids, subjects=subjects)``, then ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a receipt;
-    ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
+    A store (``attach(..., store=folder)``) keeps the features of each sample under its id. Add samples by ``clf.add(images, y,
+    ids=ids, subjects=subjects)``. Remove them by ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a
+    receipt. ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
 
     Args:
-        backbone: gives features, (B, J) or (B, J, 1, 1).
-        head: has ``add``, ``remove`` and ``forward``.
+        backbone: a module that returns features, (B, J) or (B, J, 1, 1).
+        head: a module with ``add``, ``remove`` and ``forward``.
         in_features: J.
-        last_layer: a module and the name of the ``nn.Identity`` in it that stands for its last layer; the first batch then
-            shows whether something that is not a module (a softmax in ``forward``) comes behind it.
+        last_layer: a module, and the name of the ``nn.Identity`` in it that replaced its last layer. The first batch then shows
+            whether ``forward`` does more after this layer without a module, such as a softmax.
         deterministic: False, True, or the size of all batches that go through the backbone.
         preprocess: turns a batch that is neither a tensor nor a dict (a list of texts) into what the backbone takes.
     """
@@ -318,10 +320,10 @@ class AttachedClassifier(nn.Module):
         self._classes = names
 
     def join(self, store: Any, given: Collection[str] | None = None) -> Self:
-        """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head.
+        """Keep every sample in a store from now on: a folder, which is created or opened, or a store of this head.
 
-        given: names of the options that you set yourself; None means all. For rho and class weights that are not among them, an
-        existing store's values are used.
+        given: names of the options that you set yourself; None means all. If rho or class weights are not among these names,
+        the values of an existing store are used.
         """
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
@@ -332,12 +334,12 @@ class AttachedClassifier(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: files that are open stay with the original."""
+        """State for pickling and copying. Open files stay with the original."""
         return {**self.__dict__, "samples": None}
 
     @property
     def device(self) -> torch.device:
-        """Device of the backbone, where images go; that of the head for a backbone without weights."""
+        """Device of the backbone, to which images are moved. A backbone without weights uses the device of the head."""
         tensors = [*self.backbone.parameters(), *self.backbone.buffers()]
         place: torch.device = tensors[0].device if tensors else getattr(self.head, "device", torch.device("cpu"))
         return place
@@ -384,7 +386,7 @@ class AttachedClassifier(nn.Module):
         return phi.detach()
 
     def _ready(self, images: Any) -> Any:
-        """Convert a batch to the backbone's input; ValueError, with a remedy, for unsupported types."""
+        """Convert a batch to the backbone's input. Raises ValueError, with a remedy, for unsupported types."""
         if self.preprocess is not None and not isinstance(images, Tensor | Mapping):
             return to_device(self.preprocess(images), self.device)
         if isinstance(images, Mapping):
@@ -397,7 +399,7 @@ class AttachedClassifier(nn.Module):
         return images[None] if single and any(isinstance(m, nn.Conv2d) for m in self.backbone.modules()) else images
 
     def _check_images(self, images: Any) -> None:
-        """ValueError, with a remedy, for input that a network cannot process: lists, arrays, PIL images, uint8."""
+        """Raise ValueError, with a remedy, for input that a network cannot process: lists, arrays, PIL images, uint8."""
         if isinstance(images, list | tuple):
             inner = type(images[0]).__name__ if images else "nothing"
             if images and isinstance(images[0], Tensor):
@@ -449,7 +451,7 @@ class AttachedClassifier(nn.Module):
         return torch.cat(parts)
 
     def _try_fixed_batches(self, images: Tensor) -> None:
-        """RuntimeError if the place in a batch, or the images beside it, change a bit of an image's features."""
+        """Raise RuntimeError if the place in a batch, or the other images, change a bit of an image's features."""
         batch = fill_batch(images, self._batch_size)[: self._batch_size]
         plain = self._pass(batch)
         for order in (torch.arange(len(batch)).flip(0), torch.arange(len(batch)).roll(1)):
@@ -495,14 +497,15 @@ class AttachedClassifier(nn.Module):
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
         """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
 
-        The sets come from leave-one-out scores of the samples in the store, see :mod:`torchlssvm.functional.conformal`, and
-        follow every change to them. The promise holds on average over new samples that are drawn like those held.
+        The sets are computed from leave-one-out scores of the samples in the store, see :mod:`torchlssvm.functional.conformal`,
+        and are updated with every change to the samples. The share holds on average over new samples from the same
+        distribution.
 
         Args:
             images: (B, ...), or a loader.
             level: between 0 and 1.
             groups: ``"subject"``, or a dict from ids to groups, if samples of a group are alike; see ``store.leave_one_out``.
-            reject: return classes (B,) instead, -1 where the set does not consist of one class.
+            reject: return classes (B,) instead, with -1 if the set does not consist of exactly one class.
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
@@ -606,8 +609,8 @@ class AttachedClassifier(nn.Module):
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
         """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
 
-        An error leaves the head as it was before. With a store each batch is durable when it is learned: after an error
-        ``clf.add(loader)`` goes on, and ``fit`` refuses a store that holds samples.
+        An error leaves the head unchanged. With a store, each batch is saved durably as soon as it is learned. After an error,
+        ``clf.add(loader)`` therefore continues, while ``fit`` refuses a store that already holds samples.
 
         Args:
             loader: a DataLoader, or batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts such as {"image", "label"}. A
@@ -637,8 +640,8 @@ class AttachedClassifier(nn.Module):
     ) -> Any:  # fmt: skip
         """Add ``images`` (B, ...) with labels ``y`` (B,), or all batches of a loader: ``clf.add(loader)``.
 
-        Returns self, or the ids from a head that gives ids. A loader is added as a whole or not at all; with a store it is
-        added batch by batch, and samples whose ids the store already holds are skipped.
+        Returns self, or the ids if the head returns ids. Without a store, a loader is added as a whole or not at all. With a
+        store, it is added batch by batch, and samples whose ids the store already holds are skipped.
 
         Args:
             images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
@@ -646,7 +649,7 @@ class AttachedClassifier(nn.Module):
             ids: (B,) names of the samples; a store needs them.
             subjects: (B,) who the samples belong to, or one for all; for a store.
             progress: show a bar while a loader is read.
-            options: of the head's own ``add``.
+            options: further arguments for ``add`` of the head.
         """
         if y is None and self.samples is None:
             return self._learn(images, progress)
@@ -670,7 +673,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("add", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def _learn(self, loader: Any, progress: bool, anew: bool = False) -> Any:
-        """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one that is merged in."""
+        """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one and a merge."""
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
@@ -720,12 +723,12 @@ class AttachedClassifier(nn.Module):
         """Remove samples. Pass ``subject`` or ``ids`` with a store, which returns a receipt; otherwise the samples as added.
 
         Args:
-            images: (B, ...), without a store: their features must be those that were added, to the bit.
+            images: (B, ...), without a store. Their features must equal those that were added, bit for bit.
             y: (B,), the labels they were added with.
-            ids: (B,), of samples in the store.
-            subject: all samples of a subject in the store, or of several: a list, which gives a list of results.
-            receipt: file that says who was erased, written before the bytes can be destroyed; for a store.
-            options: of the head's own ``remove``.
+            ids: (B,) ids of samples in the store.
+            subject: remove all samples of this subject in the store. A list of subjects returns a list of results.
+            receipt: file that records who was erased. It is written before the bytes can be destroyed. Only for a store.
+            options: further arguments for ``remove`` of the head.
         """
         named = subject is not None or (ids is not None and images is None)
         if named and self.samples is None:
@@ -742,7 +745,7 @@ class AttachedClassifier(nn.Module):
         return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
-        """Make room for more classes, by their names or their number; a store records it in its journal."""
+        """Make room for more classes, by their names or their number. A store records the change in its journal."""
         classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
@@ -835,8 +838,8 @@ class AttachedClassifier(nn.Module):
         Args:
             path: the file; only tensors and primitives are read from it.
             model: the network as it was given to :func:`attach`, or the backbone of the classifier. It is changed.
-            store: the folder of the store that keeps the samples; the head is then what the store says.
-            views: as given to :func:`attach`; needed where callables are among them.
+            store: the folder of the store that keeps the samples. The store then determines the head.
+            views: as given to :func:`attach`; needed if they include callables.
             feature_map: as given to :func:`attach`.
             tokenizer: as given to :func:`attach`.
             preprocess: as given to :func:`attach`.
@@ -903,7 +906,7 @@ class AttachedClassifier(nn.Module):
             phi = run(network, images)
         finally:
             handle.remove()
-        # Another shape is pooling, or is refused by its width.
+        # A different shape means pooling, or is refused because of its width.
         comparable = bool(seen) and isinstance(phi, Tensor) and phi.shape == seen[-1].shape and not is_fake(phi)
         if not seen or (comparable and not torch.allclose(phi, seen[-1].to(phi), 0.0, 0.0, equal_nan=True)):
             what = "changes what comes out of" if seen else "does not use"
@@ -937,7 +940,7 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
 
 
 def single_rows(batch: Any) -> Iterator[Any]:
-    """Each sample of a batch of texts, or of a dict of tensors, as a batch of one; tokens that its mask hides are cut off."""
+    """Each sample of a batch of texts, or of a dict of tensors, as a batch of one, without the tokens that its mask hides."""
     if not isinstance(batch, Mapping):
         yield from ([text] for text in batch)
         return

@@ -1,7 +1,7 @@
 """Parts of saving, loading, copying and moving a head. Checkpoints hold tensors only.
 
-Those of a least-squares head never hold a raw sample. A margin head needs its samples, so its checkpoints hold them: on
-the grid as integers, in an order that depends on the samples alone. Treat such a file as you treat the data set.
+A checkpoint of a least-squares head never contains a raw sample. A margin head needs its samples, so its checkpoints contain
+them, as integers on the grid, in an order that depends on the samples alone. Protect such a file like the data set.
 
 :mod:`torchlssvm.linear.pending` describes how changes since the last agreement between machines are saved.
 """
@@ -28,8 +28,9 @@ FORMAT = 1
 class LiveBuffers(dict[str, Any]):
     """Buffers of a module that are brought up to date when they are read: ``w``, ``b`` and ``C``.
 
-    They are written in place, so that references held elsewhere (DistributedDataParallel) stay valid. They are copies:
-    the head never computes from them, and overwriting one changes nothing. ``refresh`` updates those with the names given.
+    Buffers are written in place, so that references held elsewhere (DistributedDataParallel) stay valid. They are copies. The
+    head never computes from them, so overwriting a buffer changes nothing. ``refresh`` updates the buffers with the given
+    names.
     """
 
     def __init__(self, kept: dict[str, Any], refresh: Callable[[Iterable[str]], None]):
@@ -89,7 +90,7 @@ class LoadProblems(NamedTuple):
     errors: list[str]
 
     def tell(self, prefix: str, strict: bool, missing: list[str], unexpected: list[str], errors: list[str]) -> None:
-        """Append them to torch's lists, as ``_load_from_state_dict`` is asked to."""
+        """Append the problems to torch's lists, as ``_load_from_state_dict`` must do."""
         missing += [prefix + name for name in self.missing]
         unexpected += [prefix + name for name in self.unexpected if strict]
         errors += self.errors
@@ -105,14 +106,14 @@ def load_meta(saved: Tensor) -> dict[str, Any]:
 
 
 def check_tensors(state: dict[str, Tensor], names: list[str], meta: dict[str, Any]) -> None:
-    """VerificationError if the saved tensors of these names, except the buffers, do not match the checksum."""
+    """Raise VerificationError if the saved tensors of these names, except the buffers, do not match the checksum."""
     kept = {k: v for k, v in state.items() if k in names and k not in ("w", "b", "C", "options")}
     if checksum(kept) != meta["checksum"]:
         raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
 
 
 def check_digest(statistics: Statistics, digest: str | None) -> None:
-    """VerificationError if the statistics do not have the digest."""
+    """Raise VerificationError if the statistics do not have the digest."""
     if statistics.exact and statistics.digest() != digest:
         raise VerificationError("the saved statistics do not have the digest saved with them: the state is damaged")
 

@@ -57,8 +57,8 @@ class Selection:
 
     Attributes:
         head: a new head with the columns, scale and rho chosen.
-        best: the candidate chosen: the least error; of equal ones the first.
-        candidates: all of them, in the order given, those of one set of columns together.
+        best: the chosen candidate, which has the least error. Of candidates with equal errors it is the first.
+        candidates: all candidates in the order given, with the candidates of one set of columns together.
         source: the head whose statistics were judged.
     """
 
@@ -70,7 +70,7 @@ class Selection:
     _version: int
 
     def refresh(self, **samples: Any) -> Selection:
-        """Choose again from the samples that ``source`` holds now, so that the choice forgets those that have left.
+        """Choose again from the samples that ``source`` holds now, so that removed samples no longer affect the choice.
 
         Returns itself if nothing has changed. ``samples``: x, y, weight and ids of the samples left, for ``method="loo"``.
         """
@@ -105,21 +105,21 @@ def check_columns(columns: Any, J: int, device: torch.device) -> Tensor:
 
 
 def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
-    """``normalize`` of a head on these columns: the length of a row is that of all of them."""
+    """``normalize`` of a head on these columns, given that the length of a row is taken over all columns."""
     whole = columns.tolist() == list(range(head.in_features))
     return head.normalize if whole or head.normalize != "l2" else None
 
 
 def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
-    """Return a new head on some of the columns, from the same statistics: as if it had learned those columns of every row.
+    """Return a new head on some of the columns, from the same statistics, as if it had learned only those columns.
 
     Args:
         head: the head, which stays as it is.
         columns: (k,) numbers, each once; a slice; or a mask (J,).
 
-    The new head takes rows of k features, in the order given. After ``normalize="l2"`` the length is still that of the
-    full row, which the new head cannot know: it has ``normalize=None`` and takes columns of rows that were normalized
-    before, ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
+    The new head accepts rows of k features, in the order given. With ``normalize="l2"`` rows were divided by the length of the
+    full row, which the new head cannot know. It therefore has ``normalize=None`` and expects columns of normalized rows,
+    ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
 
     >>> import torch
     >>> from torchlssvm import LSSVMHead
@@ -150,7 +150,7 @@ def with_columns(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHe
 
 
 def restricted_rows(head: LSSVMHead, columns: Tensor, x: Any) -> Tensor:
-    """Rows (B, k) as the head on these columns takes them. x: (B, J), as added."""
+    """Rows (B, k) in the form that the head on these columns accepts. x: (B, J), as added."""
     rows = checks.features(x, head.in_features, head.device)
     if row_option(head, columns) != head.normalize:
         rows = normalized(rows.to(torch.float64), head.normalize)
@@ -161,14 +161,14 @@ def select(
     head: LSSVMHead, columns: Any = None, rho: Any = None, scale: Any = None, method: str = "gcv", x: Any = None,
     y: Any = None, *, weight: Any = None, ids: Any = None, score: str = "squared",
 ) -> Selection:  # fmt: skip
-    """Choose columns, scale and rho from one set of statistics; the head stays as it is, the result has a new one.
+    """Choose columns, scale and rho from one set of statistics. The head does not change; the result has a new head.
 
     Args:
         head: the head whose statistics are judged.
-        columns: candidates: a list of columns as :func:`restrict` takes them, or a dict by name (such as the layers of a
-            network); None is all columns.
-        rho: values > 0; None: 100 around the scale of the data, for each candidate.
-        scale: candidates out of None and ``"std"``; None is the head's own.
+        columns: the candidates: a list of columns in the form that :func:`restrict` accepts, or a dict by name (such as the
+            layers of a network). None means all columns.
+        rho: values > 0. None tries 100 values around the scale of the data for each candidate.
+        scale: the candidates, out of None and ``"std"``. None uses the scale of the head.
         method: ``"gcv"``, ``"loo"`` or ``"kfold"``, as for :meth:`torchlssvm.LSSVMHead.select_rho`.
         x: (n, J), as added; for "loo", and for "kfold" by accuracy.
         y: (n,) or (n, K), as added.
@@ -224,7 +224,7 @@ def judge(
     if samples.get("x") is not None:
         samples = samples | {"x": restricted_rows(head, columns, samples["x"])}
     part = with_columns(head, columns, scale)
-    part._choices.made.pop("rho", None)  # a rho still to be chosen would be, by an eigendecomposition of its own
+    part._choices.made.pop("rho", None)  # otherwise an open rho would be chosen by another eigendecomposition
     path = part.select_rho(rho, method, **samples, score=score, apply=False)
     error = float(path.errors[path.rhos == path.rho].amin())
     return Candidate(name, columns, scale, path.rho, error, time.perf_counter() - start, path)
@@ -244,21 +244,22 @@ def select_groups(
 ) -> Selection:  # fmt: skip
     """Drop groups of columns, such as the layers of a network, one after the other; keep the set with the least GCV.
 
-    The sets are compared at one rho, from one factor and inverse (:mod:`torchlssvm.functional.group_elimination`): all steps
-    together cost less than three times these, for any number of samples. Only then rho is chosen, for the set kept.
+    All sets are compared at one rho, with one factor and its inverse (:mod:`torchlssvm.functional.group_elimination`). All
+    steps together cost less than three times the factor and inverse, for any number of samples. Afterwards rho is chosen for
+    the set that is kept.
 
     Args:
         head: the head whose statistics are judged, one-vs-rest or with float targets; it stays as it is.
-        groups: columns by name, as :func:`restrict` takes them, each column in at most one group, e.g.
-            ``groups`` of :class:`~torchlssvm.features.LayerTaps`. Columns in no group always stay.
-        rho: the value at which sets are compared; None is the head's own. A head with ``rho="gcv"`` that has not chosen
-            yet does so first, by an eigendecomposition of all columns: give a number if that takes too long.
+        groups: columns by name, in the form that :func:`restrict` accepts, e.g. ``groups`` of
+            :class:`~torchlssvm.features.LayerTaps`. A column may be in at most one group. Columns in no group are always kept.
+        rho: the value at which sets are compared. None uses the rho of the head. A head with ``rho="gcv"`` that has not chosen
+            yet first chooses rho by an eigendecomposition of all columns. Give a number if that takes too long.
         method: how rho is chosen for the set kept: ``"gcv"``, ``"loo"`` or ``"kfold"``.
         score: ``"squared"`` or ``"accuracy"``, for that choice.
         samples: x, y, weight and ids for that choice, as for :func:`select`.
 
-    ``candidates`` are the sets from all groups down to one, each with its error at the common rho; the one kept has the
-    rho and the error that were found for it at the end.
+    ``candidates`` are the sets from all groups down to one, each with its error at the common rho. The set that is kept has
+    instead the rho that was chosen for it and the error at that rho.
 
     >>> import torch
     >>> from torchlssvm import LSSVMHead

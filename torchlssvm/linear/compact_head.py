@@ -1,8 +1,8 @@
 r"""``CompactLSSVMHead``: the paper's own form of the head, which keeps only w and C.
 
 The notation is that of Lee et al.: :math:`A = \rho I + \sum \phi \phi^T`, :math:`C = I - \rho A^{-1}`. Theorem 1 and its
-corollaries update w and C by the samples that come and go; see :mod:`torchlssvm.functional.theorem1`, which also says why the
-matrix that is factored is the symmetric T and not the paper's S.
+corollaries update w and C when samples are added or removed. :mod:`torchlssvm.functional.theorem1` explains the update, and why
+it factors the symmetric matrix T instead of the paper's S.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _SAME_COUNT = 1e-9  # a sum of weights of about 1 that is below this is rounding
 class CompactLSSVMHead(nn.Module):
     r"""Least-squares SVM that keeps only w and C: exact updates by Theorem 1, without old data and without statistics.
 
-    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. It has no digest, and it cannot
-    check that a removed sample was held: it refuses a removal only if no set of samples could give the result. Rounding errors
-    add up over the calls. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models as small as in the paper.
+    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. The head has no digest, and it
+    cannot check that a removed sample was held. It refuses a removal only if no set of samples could give the result. Rounding
+    errors add up over the calls. :class:`~torchlssvm.LSSVMHead` has none of these limits. Use this class for models as small as
+    in the paper.
 
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes or of float targets.
-        rho: the regularization. Setting it later costs one eigendecomposition of C, and is exact.
+        rho: the regularization. Setting it later is exact and costs one eigendecomposition of C.
         intercept: ``"free"``, ``"penalized"`` (a constant feature; C is then (J+1, J+1)) or ``"none"``, as in the paper.
         device: where the state lives.
 
@@ -158,7 +159,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None) -> Self:
-        """Give samples held new labels or targets: C stays, and w moves by A^-1 sum phi (y_new - y_old)."""
+        """Give samples held new labels or targets. C does not change, and w changes by A^-1 sum phi (y_new - y_old)."""
         old, new = self._check(x, y_old, weight), self._check(x, y_new, weight)
         counts, s, d = self._counts_after([(old, -1), (new, 1)]), self._solution(), _weights(old)[:, None]
         dy = d * (real_targets(new, self.num_classes) - real_targets(old, self.num_classes))
@@ -173,12 +174,12 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def clear(self) -> None:
-        """Forget all samples: the head is as new."""
+        """Forget all samples, so that the head equals a new one."""
         self._swap(self._empty(), torch.zeros_like(self.counts), torch.zeros_like(self.total))
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None) -> Approximation:
-        """Unlearn samples that are only roughly known; returns bounds of the error, see ``LSSVMHead.remove_approximate``."""
+        """Unlearn samples that are only roughly known. Returns error bounds as ``LSSVMHead.remove_approximate`` does."""
         batch = self._check(x, y, weight)
         if batch.size >= self.n:
             raise ValueError(f"all {self.n:g} samples would be removed: there is nothing left to estimate, use remove")
@@ -208,7 +209,7 @@ class CompactLSSVMHead(nn.Module):
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
-        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: they must have been held
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: only samples held before
             if batch.labels is not None:
                 counts = counts.index_add(0, batch.labels, _weights(batch), alpha=sign)
             least = checks.to_host(counts.amin())
@@ -228,7 +229,7 @@ class CompactLSSVMHead(nn.Module):
         counts, solution, size = self._counts_after(changes), self._solution(), cost.batch_size(self.in_features)
         if (
             removes and abs(n) < _SAME_COUNT
-        ):  # without samples there is no mean to update: their leverage alone can tell
+        ):  # without samples there is no mean to update, so only the leverage reveals other samples
             if len(changes) == 1 and bool(self._leverages(changes[0][0]).amax() > 1 + 1e-6):
                 raise checks.removal_error("the last samples held are others")
             solution, n = self._empty(), 0.0
@@ -309,7 +310,7 @@ class CompactLSSVMHead(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: all but the lock."""
+        """State for pickling and copying: everything except the lock."""
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Choices that a head made from data: what was chosen, how, and whether the samples have changed since."""
+"""Choices that a head made from data: their values, their methods, and whether the samples have changed since."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Choice:
     Attributes:
         name: "rho", "rule", "calibration", "columns" or "scale".
         state: open, current or stale.
-        method: how it is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
-        rule: True if it is made again by this method at the moments that the head names (``rho="gcv"``).
-        candidates: how many values were compared; None where the method has values of its own.
+        method: how the choice is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
+        rule: True if the head repeats the choice by this method at the times that it documents (``rho="gcv"``).
+        candidates: the number of values compared; None if the method has values of its own.
         value: the value in use, as text; empty while the choice is open, and for a calibration that is no longer used.
     """
 
@@ -62,7 +62,7 @@ class Choice:
         return _COMPARED.get(self.name, "values")
 
     def facts(self) -> dict[str, Any]:
-        """Every attribute, as JSON has it."""
+        """Every attribute, as a JSON value."""
         return asdict(self) | {"state": self.state.value}
 
 
@@ -71,9 +71,9 @@ class DataChoices:
     """Choices made from data (rho, a calibration, columns).
 
     Attributes:
-        made: the choices by name. The values of rho and of a calibration are not in them: they are the head's own.
-        calibration: the map from scores to probabilities; None once samples have changed, since it may
-            depend on removed ones.
+        made: the choices by name. The values of rho and of a calibration are not included, since the head has them.
+        calibration: the map from scores to probabilities; None once samples have changed, since the map may depend on removed
+            samples.
     """
 
     made: dict[str, Choice] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class DataChoices:
 
     @property
     def rho_rule(self) -> str | None:
-        """Rule by which rho is chosen again after changes: "gcv"; None for a rho that was given, or chosen once."""
+        """The rule by which rho is chosen again after changes ("gcv"). None for a rho that was given, or chosen once."""
         choice = self.made.get("rho")
         return choice.method if choice is not None and choice.rule else None
 
@@ -117,19 +117,19 @@ class DataChoices:
         return None if choice is None else choice.state
 
     def reopen_rho(self) -> None:
-        """Choose a rho with a rule again at the next read: it was chosen for other samples."""
+        """Have a rho with a rule chosen again at the next read, because it was chosen for other samples."""
         if self.rho_rule is not None:
             self.made["rho"] = replace(self.made["rho"], state=ChoiceState.OPEN)
 
     def outdate(self) -> None:
-        """Samples have changed: mark the choices as stale and drop the calibration."""
+        """Mark the choices as stale and drop the calibration, after samples have changed."""
         for name, choice in self.made.items():
             if choice.state is ChoiceState.CURRENT:
                 self.made[name] = replace(choice, state=ChoiceState.STALE)
         self.calibration = None
 
     def outdate_calibration(self) -> None:
-        """Weights have changed: the calibration no longer applies."""
+        """Drop the calibration, which no longer applies after weights have changed."""
         if "calibration" in self.made:
             self.made["calibration"] = replace(self.made["calibration"], state=ChoiceState.STALE)
         self.calibration = None
@@ -142,7 +142,7 @@ class DataChoices:
     def probabilities(self, scores: Tensor, calibrated: bool) -> Tensor:
         """Probabilities (B, K) of scores by the calibration; if not ``calibrated``, (1 + score) / 2, clipped.
 
-        NotFittedError without a calibration for the samples held.
+        Raises NotFittedError if there is no calibration for the samples held.
         """
         if not calibrated:
             return least_squares(scores)

@@ -1,7 +1,7 @@
 """``rule="lda"``: the linear discriminant of a head's samples, from the statistics that the head keeps anyway.
 
-Within-class scatter and class means are in the sums, so adding, removing, merging and the digest stay as they are; only the
-solve differs. See :mod:`torchlssvm.functional.discriminant`.
+The sums contain the within-class scatter and the class means. Adding, removing, merging and the digest are therefore the same
+as for least squares, and only the solve differs. See :mod:`torchlssvm.functional.discriminant`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 RULES = ("least_squares", "lda", "auto")
 
 COLUMNS_PER_CLASS = 100
-"""Features per class up to which ``rule="auto"`` takes the discriminant. Measured with rho by GCV, accuracy of the discriminant
-minus that of least squares in points: Banking77 (5 features per class) +2.2, digits (6) +1.3, CIFAR-100 (13) +1.0, MNIST
-pixels (78) +1.6, CIFAR-10 (128) -0.2."""
+"""Features per class up to which ``rule="auto"`` uses the discriminant. The accuracy of the discriminant minus that of least
+squares was measured with rho by GCV, in points: Banking77 (5 features per class) +2.2, digits (6) +1.3, CIFAR-100 (13) +1.0,
+MNIST pixels (78) +1.6, CIFAR-10 (128) -0.2."""
 
 JUDGED_ROWS, LEAST_ROWS = 2000, 10
-"""Samples, evenly spread, that are left out to choose the rule, and the fewest that a head must hold for it: with 2,000 the
-difference of two accuracies is known to about half a point."""
+"""Number of evenly spread samples that are left out to choose the rule, and the fewest samples a head must hold for the choice.
+With 2,000 samples the difference of two accuracies is known to about half a point."""
 
 
 def check_rule(rule: str, multiclass: str, intercept: str) -> str:
@@ -70,7 +70,7 @@ class ClassMeans(NamedTuple):
 def class_means(stats: Statistics, weights: Tensor | None) -> ClassMeans:
     """Class means of the samples held, in real units. weights: (K,) by class, for statistics per class.
 
-    All sums are taken about the integer c nearest to the mean, so that nothing cancels.
+    All sums are taken about the integer c nearest to the mean, which avoids cancellation.
     """
     V, n = stats.class_sums()  # (K, J), (K,), in steps
     c = (V.sum(0).to(torch.float64) / n.sum().to(torch.float64)).round().to(V.dtype)
@@ -122,13 +122,13 @@ def has_open_rule(head: LinearHead) -> bool:
 
 
 def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any, Any]]]) -> str:
-    """Choose the rule of a head with ``rule="auto"`` by leave-one-out accuracy, ties to the discriminant; return it.
+    """Choose the rule of a head with ``rule="auto"`` by leave-one-out accuracy, and return it. A tie selects the discriminant.
 
-    Nothing is chosen, and the rule in use stays, where samples are as they were, where fewer than three classes or more than
-    100 features per class speak for least squares, with class weights that follow the counts, and with fewer than 10 samples.
+    The rule in use stays if the samples have not changed, if there are fewer than three classes or more than 100 features per
+    class, if class weights depend on the class counts, or if there are fewer than 10 samples.
 
     Args:
-        head: the head. Afterwards ``choices["rule"]`` tells what was chosen.
+        head: the head. Afterwards ``choices["rule"]`` reports the choice.
         batches: function that yields all samples held: x (B, J), y (B,) and weight (B,) or None.
     """
     stats = head.statistics

@@ -5,13 +5,13 @@ The point is held as integers: weights W / 2^S in grid units and an intercept B 
     g = (rho / h^2) W + sum_{i in A} c_i q_i (q_i^T W + B - y_i 2^S),      g_b = sum_{i in A} c_i (q_i^T W + B - y_i 2^S),
 
 is exact, since rows, rho, the step h and the weights c are rational numbers. With standardised features rho / h^2 is rho times
-the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The known inverse, in float64, turns it
-into a correction; each one gains as many digits as float64 has beyond the condition of the system. It ends when the bound of
-:mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width of a tie. So neither a side
-nor a bit of the rounded weights depends on where the refinement began.
+the variance of the column, and q_i stands for q_i - m / n. Both are rational numbers too. The known inverse, in float64, turns
+the gradient into a correction. Each correction gains as many digits as float64 has beyond the condition of the system. The
+refinement ends when the bound of :mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width
+of a tie. So neither a side nor a bit of the rounded weights depends on the starting point of the refinement.
 
-Products of rows with large integers run at the speed of float64: an integer is written in limbs of 16 bits, each with its sign.
-Rows are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
+Products of rows with large integers run at the speed of float64, because an integer is written in signed limbs of 16 bits. Rows
+are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
 LARGEST_GRADIENT = 1e150
-"""Norm of the gradient at which the corrections count as divergent: its square is still finite in float64."""
+"""Norm of the gradient from which the corrections count as divergent. The square of this number is finite in float64."""
 
 LONGEST_ROWS = 1e13
 """Length of all active samples, in roots of the ridge, up to which a QR decomposition of them still has the ridge."""
@@ -41,7 +41,7 @@ BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
 """Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
 
 LIMB_BITS = 16
-"""Bits of a limb: with rows of 26 bits, 2^11 products fit into the 53 bits of float64."""
+"""Bits of a limb. With rows of 26 bits, the sum of 2^11 products fits into the 53 bits of float64."""
 
 BLOCK_TERMS = 2**11
 """Terms of one exact sum: 2^11 products of 26 and 16 bits are at most 2^53."""
@@ -91,12 +91,12 @@ class ExactRefinement:
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
     def refine(self, solution: Solution) -> None:
-        """Move to the minimum on the active set, from a solution near it; ConvergenceError if the corrections find no end."""
+        """Move from a nearby solution to the minimum on the active set. Raises ConvergenceError on divergence."""
         W, B = self._start(solution)
         rows, scale = self.rows, self.scale
         longest = float(scale.lengths(rows.q, rows.norms).amax() + scale.reach(solution.mu)) * BOUND_ROUNDING_FACTOR
         best, stale = math.inf, 0
-        # 200: corrections before giving up: two to ten are usual
+        # 200: corrections before giving up; two to ten are usual
         for _ in range(200):
             gradient, size, size_b = self._scaled(*self._gradient(W, B), solution)
             bound = longest * size + size_b
@@ -113,14 +113,14 @@ class ExactRefinement:
         raise self._too_long(bound)
 
     def sides(self, slots: Tensor) -> Tensor:
-        """Which rows have a margin below 1 (m,), after :meth:`refine`. slots: (m,) places. Ties have not."""
+        """Which rows have a margin below 1 (m,), after :meth:`refine`. A tie counts as not below. slots: (m,) places."""
         one = 1 << self.bits
         signs = np.where((self.rows.labels[slots] == self.label).cpu().numpy(), 1, -1)
         distance = to_floats(self._scores(slots, self.W, self.B) * signs - one, one)
         return torch.from_numpy(distance < -self.tie).to(slots.device)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """w (J,) and b () for features as they come, after :meth:`refine`: each number is rounded once."""
+        """w (J,) and b () for the original features, after :meth:`refine`. Each number is rounded once."""
         one = 1 << self.bits
         w = torch.from_numpy(to_floats(self.W, one)) / self.scale.step
         b = torch.tensor((self.B - self._shift(self.W)) / one, dtype=torch.float64)

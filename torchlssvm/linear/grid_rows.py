@@ -24,9 +24,10 @@ ROW_HASH_BYTES = 16
 
 @dataclass
 class RowChange:
-    """A checked change, ready to be made: places of rows held (c,) and the copies added or removed there; and new rows.
+    """A checked change that is ready to be made.
 
-    These are q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
+    ``slots`` (c,) are places of rows held, and ``copies`` (c,) is the number of copies added or removed there. The new rows are
+    q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
     """
 
     slots: Tensor
@@ -38,10 +39,10 @@ class RowChange:
 
 
 class GridRows:
-    """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,); no order is kept.
+    """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,), in no particular order.
 
-    A sample added twice is one row with two copies: its copies are always on the same side of a margin. With a folder, the rows
-    are in an unlinked memory-mapped file there. The system frees the file when the process ends.
+    A sample added twice is one row with two copies, because its copies are always on the same side of a margin. If a folder is
+    given, the rows are in an unlinked memory-mapped file there. The system frees the file when the process ends.
     """
 
     def __init__(self, in_features: int, device: torch.device, folder: str | None = None):
@@ -90,7 +91,7 @@ class GridRows:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def plan(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
-        """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
+        """Check a change. Raises RemovalError, naming the first row, if a row to be removed is not held before the change."""
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
         for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of rows held before
@@ -120,7 +121,7 @@ class GridRows:
         )
 
     def apply(self, change: RowChange) -> tuple[Tensor, Tensor]:
-        """Make a planned change. The last rows fill the places of rows that leave. Returns those places and their sources."""
+        """Make a planned change. The last rows fill the places of removed rows. Returns these places and their sources."""
         self._copies.index_add_(0, change.slots, change.copies)
         gone = change.slots[self._copies[change.slots] == 0]
         left, whole = self.n - len(gone), torch.ones(self.n, dtype=torch.bool, device=self.device)
@@ -198,9 +199,9 @@ class GridRows:
         return {"q": self.q[order], "labels": self.labels[order], "copies": self.copies[order].to(torch.int64)}
 
     def saved_order(self, slots: Tensor | None = None) -> Tensor:
-        """Numbers of the rows (n,), or of those at ``slots`` (m,), in ascending order of features and label.
+        """Numbers of the rows (n,), or of the rows at ``slots`` (m,), in ascending order of features and label.
 
-        It depends on the rows alone.
+        The order depends on the rows alone.
         """
         q, labels = (self.q, self.labels) if slots is None else (self.q[slots], self.labels[slots])
         whole = np.column_stack([q.cpu().numpy(), labels.cpu().numpy()]).astype(">i4")
@@ -230,7 +231,7 @@ class GridRows:
         self._append(change)
 
     def copy(self, device: torch.device | None = None) -> GridRows:
-        """The same rows in memory, in the order in which they are saved, with nothing else beside them."""
+        """A copy of the rows in memory, in the order in which they are saved, and of nothing else."""
         out = GridRows(self.in_features, device or self.device)
         out.load(self.state(), 2**62)
         return out

@@ -50,45 +50,49 @@ class LSSVMHead(LinearHead):
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
     -1 otherwise (or float targets), and keeps :math:`P = I - C = \rho A^{-1}`, :math:`A = \rho I + \sum \phi \phi^T`.
 
-    Statistics are the truth, weights are a cache: ``add`` and ``remove`` change integer sums at once; ``w``, ``b``, ``C``
-    and ``P`` are brought up to date when they are read, by Theorem 1 or by a solve, whichever is cheaper.
+    The head stores the statistics of its samples, and everything else is derived from them. ``add`` and ``remove`` change these
+    integer sums immediately. ``w``, ``b``, ``C`` and ``P`` are a cache: reading one of them brings it up to date, either by
+    Theorem 1 or by a new solve, whichever is cheaper.
 
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes (or of float targets; 1 for plain regression).
-        rho: the regularization, a number > 0 or ``"gcv"``; settable at any time. ``"gcv"`` chooses it from the statistics
-            alone, among powers of two, near-ties to the larger: at the first read with 10 samples of two classes, again by
-            ``refresh()``, at the end of a fit or command and before a certificate. In between it stays fixed, updates
-            use Theorem 1, and ``choices`` reports that it is older than the samples. With fewer samples it is 1.0.
+        rho: the regularization, a number > 0 or ``"gcv"``. It can be set at any time. ``"gcv"`` chooses a power of two from the
+            statistics alone and prefers the larger value in a near-tie. The choice is made at the first read with 10 samples of
+            two classes; before that, rho is 1.0. It is made again by ``refresh()``, at the end of a fit or command and before a
+            certificate. In between, rho stays fixed so that Theorem 1 applies, and ``choices`` reports that rho is older than
+            the samples.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). Settable.
-        multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j; ``w`` is then (J, pairs),
-            ``b`` (pairs,), ``C`` and ``P`` (pairs, J, J), in the order (0,1), (0,2), ...; scores are votes, ties broken by
-            margins).
+        multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j, in the order (0,1), (0,2),
+            ...). With ``"ovo"``, ``w`` is (J, pairs), ``b`` is (pairs,), and ``C`` and ``P`` are (pairs, J, J). The scores are
+            then votes, and margins break ties.
         grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
             batch), or None for float64 sums.
-        target_grid: the same for float targets.
-        per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
-        rule: how weights follow from the sums. ``"least_squares"``, or ``"lda"``: the linear discriminant with the
-            within-class scatter S_w + rho I and priors from the class counts (weighted, if there are class weights).
-            With many classes and few features, least squares hides classes that lie between others; the discriminant does not.
-            ``"auto"`` takes the discriminant for three or more classes and at most 100 features per class; a store, which has
-            the samples, then chooses by leave-one-out accuracy. ``"lda"`` needs labels, a free intercept and one-vs-rest.
-            rho is chosen for least squares, and P and C are those of least squares. Settable.
-        folds: number of folds to keep sums for; a hash of the sample's id chooses its fold.
-        normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
-            row of zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
-        scale: ``"std"`` solves for standardised features: mean and deviation of all samples held (unweighted, n in the
-            denominator, 1 for a constant column) are derived from the statistics at each solve, so that after a removal they
-            are those of the samples left. ``w`` and ``b`` are for features as they come; ``C`` and ``P`` are of the
-            standardised ones. Every change then takes a solve. Leave-one-out and influence hold the scale fixed.
-        membership: keep fingerprints of the rows held, by which a removal is checked at once.
+        target_grid: the grid for float targets, given in the same way.
+        per_class: keep sums per class, which ``forget_class`` needs. None keeps them only if ``class_weight`` or ``"ovo"``
+            needs them.
+        rule: how weights are computed from the sums: ``"least_squares"``, ``"lda"`` or ``"auto"``. Settable. ``"lda"`` is the
+            linear discriminant with the within-class scatter S_w + rho I and priors from the class counts (weighted, if there
+            are class weights). With many classes and few features, least squares hides classes that lie between others; the
+            discriminant does not. ``"lda"`` needs labels, a free intercept and one-vs-rest. rho is still chosen for least
+            squares, and P and C are those of least squares. ``"auto"`` uses the discriminant for three or more classes and at
+            most 100 features per class. A store, which has the samples, then chooses by leave-one-out accuracy.
+        folds: number of folds to keep separate sums for. A hash of its id assigns each sample to a fold.
+        normalize: how each row is normalized before it is rounded to the grid, using only the row itself. ``"l2"`` divides the
+            row by its length and leaves a row of zeros unchanged. ``"sqrt"`` takes sign(x) sqrt|x|. None does nothing.
+            ``forward`` normalizes its inputs in the same way.
+        scale: ``"std"`` solves for standardised features. Mean and deviation (unweighted, n in the denominator, 1 for a
+            constant column) are derived from the statistics at each solve, so a removed sample no longer affects them. ``w``
+            and ``b`` apply to the original features; ``C`` and ``P`` belong to the standardised ones. Every change then needs a
+            new solve. Leave-one-out and influence hold the scale fixed.
+        membership: keep fingerprints of the rows held, so that each removal is checked immediately.
         device: where the state lives.
 
     Attributes:
         statistics: the sums of the samples held.
-        pending: what changed since machines last agreed, for :mod:`torchlssvm.distributed`.
+        pending: the changes since machines last agreed, for :mod:`torchlssvm.distributed`.
 
     Example:
         >>> import torch
@@ -191,7 +195,7 @@ class LSSVMHead(LinearHead):
     def unchecked(self) -> str | None:  # type: ignore[override]
         """Why removals are not checked against the rows held; None while they are.
 
-        Without fingerprints each removal is still tested: the call refuses it if no samples could have the remaining sums.
+        Without fingerprints, each removal is still tested: it is refused if no set of samples could have the remaining sums.
         """
         return self._rows.unchecked
 
@@ -249,7 +253,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def _solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
+        """w, b and, if asked for, P as computed by a solve from the statistics. The weights in use do not change."""
         self._check_whole()
         solver = make_solver(self.statistics, self._options, self.multiclass)
         P = solver.inverse() if inverse else None
@@ -262,8 +266,9 @@ class LSSVMHead(LinearHead):
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
         """Unlearn samples that are only roughly known, e.g. features computed again on another device.
 
-        The result only approximates the head that never saw them, and ``uncertifiable`` records that. Returns error bounds:
-        ``estimate(sigma)`` for noise of that standard deviation in each feature, ``bound(delta)`` for the worst case.
+        The result only approximates a head that never saw the samples, and ``uncertifiable`` records this fact. The returned
+        object gives error bounds: ``estimate(sigma)`` for noise of that standard deviation in each feature, and
+        ``bound(delta)`` for the worst case.
         """
         if self.multiclass == "ovo":
             raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
@@ -275,7 +280,7 @@ class LSSVMHead(LinearHead):
         if len(batch) and batch.size >= self.n:
             raise ValueError(f"all {self.n} samples would be removed: there is nothing left to estimate, use remove")
         self._apply_changes([(batch, -1)], rough=True)
-        w, b, P = self._solve(inverse=True)  # a removal that cannot be is found here, and rolled back
+        w, b, P = self._solve(inverse=True)  # an impossible removal is detected here and rolled back
         grid = batch.choices.grid
         rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)
         weights = torch.ones(len(batch), dtype=torch.float64, device=self.device) if batch.mult is None else batch.mult
@@ -293,7 +298,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
+        """Give samples held new labels (or targets). P and C do not change, unless weights depend on the label."""
         old = self._check(x, y_old, weight, ids, sparse=False)
         new = self._check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
@@ -331,21 +336,22 @@ class LSSVMHead(LinearHead):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
-        Exact, with class weights that follow the counts derived again without the sample. With ``scale="std"`` the scale
-        stays that of all samples held, including the one left out. You can pass any part of the samples held, so batches work.
-        ``groups`` (B,): leave out the whole group instead (leave-user-out); pass all samples of a group in one call.
+        The scores are exact. Class weights that depend on the class counts are derived again without the sample. With
+        ``scale="std"`` the scale stays that of all samples held, including the one left out. You can pass any part of the
+        samples held, so batches work. With ``groups``, the whole group of a sample is left out (leave-user-out), and you must
+        pass all samples of a group in one call.
 
-        The scores are of the kind that ``forward`` and ``KernelLSSVM.leave_one_out`` return. Compute margins, error rates and
-        calibrations from them. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, since its
-        path yields margins of two classes, some of them only as a bound, with the ids they belong to.
+        ``forward`` and ``KernelLSSVM.leave_one_out`` return scores of the same kind. Use the scores to compute margins, error
+        rates and calibrations. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, because its path yields
+        margins of two classes with the ids of their samples, and some of these margins are only bounds.
 
         Args:
             x: (B, J), as added.
             y: (B,) labels or (B, K) targets, as added.
             weight: (B,), as added.
             groups: (B,) numbers or names.
-            pairs: with ``multiclass="ovo"``, ``"votes"`` as in ``forward``, or ``"least"``: the score of a class is the least
-                it gets against any other, which has finer margins.
+            pairs: how ``multiclass="ovo"`` combines pairs: ``"votes"`` as in ``forward``, or ``"least"``, where the score of a
+                class is its lowest score against any other class. ``"least"`` gives finer margins.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -363,7 +369,7 @@ class LSSVMHead(LinearHead):
         return scores
 
     def _require_held(self, x: Any, y: Any, weight: Any) -> None:
-        """RemovalError, naming the first one, if samples are not held; folds are not compared."""
+        """Raise RemovalError, naming the first sample, if samples are not held. Folds are not compared."""
         if self._rows.unchecked is None and self.n and not self.statistics.folds:
             self._rows.stage([(self._check(x, y, weight), -1)])
 
@@ -372,13 +378,13 @@ class LSSVMHead(LinearHead):
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared", apply: bool = True,
     ) -> RhoPath:  # fmt: skip
-        """Choose rho and apply it: one eigendecomposition serves all values.
+        """Choose rho and apply it. One eigendecomposition is enough for all values.
 
         Args:
-            rhos: values > 0; None: 100 around the scale of the data.
+            rhos: values > 0. None tries 100 values around the scale of the data.
             method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
-                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``). With ``scale="std"`` the
-                first two hold the scale fixed, k-fold derives it again without the fold.
+                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``). With ``scale="std"``,
+                ``"gcv"`` and ``"loo"`` hold the scale fixed, and ``"kfold"`` derives it again without the fold.
             x: (n, J), as added.
             y: (n,) or (n, K), as added.
             weight: (n,), as added.
@@ -409,9 +415,9 @@ class LSSVMHead(LinearHead):
     ) -> Tensor:  # fmt: skip
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
-        A positive value for ``on="loss"`` means the loss would rise: a sample whose removal does that is helpful.
-        Works in tiles; only ``on="scores"`` makes a matrix of samples by points. With ``scale="std"`` the scale stays that of
-        all samples held.
+        With ``on="loss"``, a positive value means that the loss would rise, so a sample with a positive value for removal is
+        helpful. The work is done in tiles; only ``on="scores"`` forms a matrix of samples by points. With ``scale="std"`` the
+        scale stays that of all samples held.
 
         Args:
             x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
@@ -442,16 +448,16 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
-        """Fit probabilities on the leave-one-out scores of samples held: no held-out data is needed. Returns self.
+        """Fit probabilities on the leave-one-out scores of samples held, so that no held-out data is needed. Returns self.
 
         Args:
             x: (n, J), as added.
             y: (n,), as added.
             weight: (n,), as added.
             method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``. A temperature
-                keeps the order of the scores; the others may find another class more probable than the one that ``predict``,
-                which always goes by scores, returns.
-            groups: (n,), e.g. users: then on leave-group-out scores.
+                keeps the order of the scores. With the other methods, the most probable class may differ from the one that
+                ``predict`` returns, because ``predict`` always uses the scores.
+            groups: (n,), e.g. users. If given, the fit uses leave-group-out scores.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -548,13 +554,13 @@ class LSSVMHead(LinearHead):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
+        """A checked batch, for :meth:`_apply_changes`. ``like``: a batch applied with it, whose choices come first.
 
-        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are already normalized and on the grid. ``sparse``: many sparse rows stay sparse.
         """
         changed = self.pending.statistics
         if like is None and changed is not None and not changed.empty:
-            like = changed  # where everything was removed: what was agreed on stays decided
+            like = changed  # if everything was removed, the agreed choices stay in force
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
         if batch.labels is None and len(batch):
             if self._options.class_weight is not None or self.multiclass == "ovo":
@@ -564,7 +570,7 @@ class LSSVMHead(LinearHead):
         return batch
 
     def _evidence(self, rough: bool = False) -> Evidence:
-        """How to check that samples to be removed are held. ``rough``: they only approximate samples held."""
+        """How to check that samples to be removed are held. ``rough``: these samples only approximate samples held."""
         if not rough and (self._vouched or self.unchecked is None):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
@@ -576,7 +582,7 @@ class LSSVMHead(LinearHead):
             return self
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
-            self._check_whole()  # before rows are missed that an interrupted update may have lost
+            self._check_whole()  # an interrupted update may have lost rows, so this check comes first
         evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
         before = None if evidence is Evidence.PROVEN else stats.copy()
@@ -596,9 +602,9 @@ class LSSVMHead(LinearHead):
     def _tested(
         self, before: Statistics | None, evidence: Evidence, groups: Iterable[int] | None = None
     ) -> Iterator[None]:
-        """Change the sums in here; with a copy from ``before`` they are then tested, in total or by groups of samples.
+        """A context in which the sums change. With a copy from ``before``, the new sums are tested, in total or by groups.
 
-        RemovalError, with the sums put back, if they cannot be those of samples.
+        It restores the sums and raises RemovalError if no samples could have the new sums.
         """
         stats = self.statistics
         if before is None:
@@ -657,9 +663,9 @@ class LSSVMHead(LinearHead):
         return self
 
     def _take_in(self, changes: Changes, sign: int, shrinks: bool) -> None:
-        """Add or subtract sums and their rows, all or none. ``shrinks``: samples may be removed by that.
+        """Add or subtract sums and their rows, all or none. ``shrinks``: the change may remove samples.
 
-        RemovalError, with nothing changed, if no samples could have the result.
+        Raises RemovalError and changes nothing if no samples could have the resulting sums.
         """
         stats, sums = self.statistics, changes.statistics
         self._check_whole()
@@ -685,11 +691,11 @@ class LSSVMHead(LinearHead):
             self._rows.replace(rows, key, UNKNOWN_ROWS)
             if sums.empty:
                 self._rows.clear()
-            self._choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
+            self._choices.reopen_rho()  # ranks may have chosen differently, so all choose again from the agreed state
             self._solver.reset()
 
     def _form(self) -> dict[str, Any]:
-        """The options in which heads that exchange changes must be equal; rho by its rule, if it has one."""
+        """The options that must be equal in heads that exchange changes. A rho with a rule is compared by its rule."""
         without = ("grid", "target_grid", "membership")  # grids are compared where they are decided
         options = {name: value for name, value in self.config().items() if name not in without}
         return options | {"rho": self._choices.rho_rule or self.rho}
@@ -756,7 +762,7 @@ class LSSVMHead(LinearHead):
         self._replace_parts(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: no raw sample is ever in there."""
+        """State for pickling and copying, which never contains a raw sample."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._solve()
             self._solver.drop_raw_samples()

@@ -1,8 +1,8 @@
 """Approximate weights of many squared-hinge problems at once, in a few passes over the rows they share.
 
-Newton steps, each solved roughly by conjugate gradients: the matrix of a step, I + sum of c v v^T over the active samples,
-is never formed, and that of all samples, which the problems share, preconditions it. A choice of rho compares such weights;
-a search for active sets begins at the first of them.
+The method takes Newton steps, and solves each step roughly by conjugate gradients. The matrix of a step, I + sum of c v v^T
+over the active samples, is never formed. The matrix of all samples, which the problems share, is the preconditioner. The choice
+of rho compares such weights, and a search for active sets starts from the first ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchlssvm.linear.active_sums import ActiveSums, solve_sums
 from torchlssvm.linear.row_scale import RowScale
 
 LONGEST_STEP = 4.0
-"""Largest multiple of a Newton step that the line search takes: with too many samples active the step itself is too short."""
+"""Largest multiple of a Newton step in the line search. If too many samples are active, the step itself is too short."""
 
 
 class DescentPoint(NamedTuple):
@@ -37,7 +37,7 @@ class HingeDescent:
         signs: (n, C), targets of -1 and +1.
         weight: (n, C), class weight times copies; 0 leaves a row out of a problem.
         small: see :func:`~torchlssvm.functional.system.fill_system`.
-        order: (n,), places of the rows in the order of ``signs`` and ``weight``; None: as they are.
+        order: (n,), places of the rows in the order of ``signs`` and ``weight``; None keeps the present order.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HingeDescent:
         direction, size = ahead, (left * ahead).sum(0)
         # 0.3: share of the gradient, in the norm of the preconditioner, at which conjugate gradients end a Newton step
         enough = 0.3**2 * size
-        # 6: passes over the rows for one Newton step at most
+        # 6: most passes over the rows for one Newton step
         for _ in range(6):
             found = hinge.sweep(self.q, *self._weights(direction), none, weight, self.order)
             product = self._pulled_back(found.gradient, found.gradient_b)

@@ -9,11 +9,11 @@ HEAD_KINDS: dict[str, type[LSSVMHead] | type[MarginHead]] = {"lssvm": LSSVMHead,
 """The linear heads by the names that users give them."""
 
 HEAD_TYPES: dict[str, type[LSSVMHead] | type[MarginHead]] = {kind.__name__: kind for kind in HEAD_KINDS.values()}
-"""The linear heads by their classes' names, as files and stores have them."""
+"""The linear heads by the names of their classes, which files and stores record."""
 
 
 def head_class(kind: str) -> type[LSSVMHead] | type[MarginHead]:
-    """The class of a linear head by its name; ValueError for another one."""
+    """The class of a linear head by its name. Raises ValueError for an unknown name."""
     if kind not in HEAD_KINDS:
         raise ValueError(f"head must be a module or one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")
     return HEAD_KINDS[kind]

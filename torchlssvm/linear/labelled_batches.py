@@ -18,7 +18,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "ids": ("ids", "id"),
     "subjects": ("subjects", "subject"),
 }
-"""Names under which a dictionary may hold the four parts of a batch, those of common datasets among them."""
+"""Names under which a dictionary may hold the four parts of a batch, including the names in common datasets."""
 
 
 class TrainingBatch(NamedTuple):
@@ -34,7 +34,7 @@ class TrainingBatch(NamedTuple):
 
 
 def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
-    """Names of the parts of a dictionary: those given, and the usual ones for the rest; ValueError for an unknown part."""
+    """Names of the parts of a dictionary: the given and otherwise the usual names. Raises ValueError for an unknown part."""
     unknown = sorted(set(names or {}) - set(FIELD_NAMES))
     if unknown:
         raise ValueError(f"names are given for {', '.join(FIELD_NAMES)}; got {unknown}")
@@ -44,8 +44,8 @@ def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
 def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = False) -> TrainingBatch:
     """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict such as {"image": x, "label": y}.
 
-    ``names``: of the parts of a dict, e.g. ``{"x": "photo"}``. ``views``: there may be several views of the samples, in a
-    list, ((x1, x2), y), or one by one, (x1, x2, y); the first is taken.
+    ``names`` are the names of the parts of a dict, e.g. ``{"x": "photo"}``. With ``views`` a batch may have several views of
+    the samples, in a list, ((x1, x2), y), or one by one, (x1, x2, y). Only the first view is used.
 
     >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
     tensor([0, 1])
@@ -85,14 +85,14 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
 
 
 def _values(part: Any, name: str) -> list[Any]:
-    """Values of a list, tuple, tensor or array; ValueError for a single text (it would be split into letters) or a dict."""
+    """Values of a list, tuple, tensor or array. Raises ValueError for a dict or a text, which would be split into letters."""
     if isinstance(part, str | bytes | Mapping) or not isinstance(part, Iterable):
         raise ValueError(f"{name} of a batch must be a list of texts or ints, one for each sample; got {part!r}")
     return list(part.tolist() if hasattr(part, "tolist") else part)
 
 
 def _text(value: Any, name: str) -> str:
-    """Text of a name, an int in digits; ValueError for anything else."""
+    """A name as text, or an int as its digits. Raises ValueError for anything else."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
@@ -101,7 +101,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _is_missing(value: Any) -> bool:
-    """True for None, an empty text and not-a-number, as tables have them for a sample without a subject."""
+    """True for None, an empty text and not-a-number, which tables contain for a sample without a subject."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
@@ -125,7 +125,7 @@ def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> 
 
 
 def is_loader(inputs: Any) -> bool:
-    """True for a loader or a list of batches; False for one batch of inputs: a tensor, texts, tokens, or what is refused."""
+    """True for a loader or a list of batches. False for one batch of inputs (a tensor, texts, tokens) and refused types."""
     if isinstance(inputs, list | tuple):
         first = inputs[0] if inputs else None
         return isinstance(first, Mapping) or (
@@ -169,7 +169,7 @@ def is_texts(x: Any) -> bool:
 
 
 def with_progress_bar(batches: Any, what: str) -> Any:
-    """Batches behind a bar on standard error: in a terminal or a notebook, and with tqdm installed."""
+    """Batches with a progress bar on standard error, if tqdm is installed, in a terminal or a notebook."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if not terminal and "ipykernel" not in sys.modules:
         return batches

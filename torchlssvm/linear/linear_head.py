@@ -32,8 +32,8 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS, Integrity
 class LinearHead(nn.Module):
     """Base class of linear heads on features, whose samples can be added, removed and corrected exactly.
 
-    A head keeps the statistics of its samples, in which every change is exact, and a solver that computes weights from
-    them when you read the weights. A lock serializes its methods across threads.
+    A head keeps the statistics of its samples, and every change to the statistics is exact. Its solver computes the weights
+    from the statistics when you read the weights. A lock serializes the methods of a head across threads.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -67,7 +67,7 @@ class LinearHead(nn.Module):
         self._choices = DataChoices.for_rho(self._rho_method if number is None else None)
         self._state_version = 0
         self._integrity = Integrity()
-        self._solving = False  # set while caches are computed: what was interrupted is computed again
+        self._solving = False  # set while caches are computed, so that interrupted work is done again
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
         self._give_buffers(dict.fromkeys(self._buffer_names))
 
@@ -124,7 +124,7 @@ class LinearHead(nn.Module):
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read.
 
-        Set ``"gcv"`` (for a margin head: None) to have it chosen from the samples from then on.
+        Set rho to ``"gcv"`` (None for a margin head) to have it chosen from the samples from then on.
         """
         if self._choices.rho_is_open and not self.statistics.empty:
             self._solve()
@@ -161,12 +161,12 @@ class LinearHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """w as nn.Linear has it, (K, J): a copy."""
+        """A copy of w in the layout of nn.Linear, (K, J)."""
         return self._solve()[0].mT.clone()
 
     @property
     def bias(self) -> Tensor:
-        """b (K,), as nn.Linear has it: a copy."""
+        """A copy of b (K,), as in nn.Linear."""
         return self._solve()[1].clone()
 
     def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
@@ -183,7 +183,7 @@ class LinearHead(nn.Module):
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
+        """Choices made from data (rho, a calibration), each with a note that says if it was made for the samples held now."""
         return self._choices.listed(self.rho)
 
     @property
@@ -216,10 +216,10 @@ class LinearHead(nn.Module):
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K) by the last ``calibrate``; with ``calibrated=False``, (1 + score) / 2, clipped.
 
-        Scores of the discriminant (``rule="lda"``) are log posteriors: with ``calibrated=False``, their softmax.
+        Scores of the discriminant (``rule="lda"``) are log posteriors, so ``calibrated=False`` returns their softmax instead.
 
-        Raises NotFittedError before the first ``calibrate``, and again after any change to the samples: a removed sample has
-        shaped the calibration. A margin head keeps its samples and calibrates itself.
+        Raises NotFittedError before the first ``calibrate``, and again after any change to the samples, because a removed
+        sample may still affect the calibration. A margin head keeps its samples and calibrates itself.
         """
         scores = checks.finite_scores(self(x))
         if self.num_classes < 2 or self.statistics.kind == "values":
@@ -230,7 +230,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def digest(self) -> str:
-        """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
+        """SHA-256 of the statistics. Digests are equal exactly if the statistics are. See :mod:`torchlssvm.statistics`."""
         self._check_whole()
         with threads_for(PASS_WORK * self.in_features**2):
             return self.statistics.digest()
@@ -243,9 +243,9 @@ class LinearHead(nn.Module):
 
     @exclusive
     def refresh(self) -> Self:
-        """Solve from the samples now: weights are then bit for bit those of a fresh head with the same data.
+        """Solve from the samples now. The weights then equal, bit for bit, those of a fresh head with the same data.
 
-        If rho is chosen by a rule and samples have changed since, it is chosen again first.
+        If a rule chooses rho and samples have changed since the last choice, rho is chosen again first.
         """
         self._refresh_rho()
         with self._changing(same_samples=True):
@@ -255,22 +255,22 @@ class LinearHead(nn.Module):
 
     @exclusive
     def _refresh_rho(self) -> Self:
-        """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
+        """Choose rho again if it has a rule and samples have changed since the last choice."""
         choices = self._choices
         if choices.rho_rule is not None and choices.state_of("rho") is not ChoiceState.CURRENT:
             self._choose_rho()
         return self
 
     def _forget_rho(self) -> None:
-        """Reset a rho that was chosen for samples that are all gone; it is chosen again for the next ones."""
+        """Reset a rho that was chosen for samples that have all been removed. It is chosen again for the next samples."""
         if self._choices.rho_rule is not None:
             self._choices.reopen_rho()
             self._options.rho = 1.0
 
     def _choose_rho(self) -> None:
-        """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
+        """Choose rho by its rule. With too few samples, rho is 1.0 and remains to be chosen. The caller must hold the lock."""
         choices, before = self._choices, self._choices.made["rho"]
-        # Not open while it is chosen: reading the weights would choose again.
+        # rho must not count as open during the choice, because reading the weights would choose it again.
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
         try:
             value = self._best_rho()
@@ -292,7 +292,8 @@ class LinearHead(nn.Module):
     ) -> Influential:  # fmt: skip
         """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
 
-        Needs no matrix of samples by points. Other arguments as for ``influence``; ``ids`` (B,) are returned with the samples.
+        The computation forms no matrix of samples by points. ``ids`` (B,) are returned with the samples. The other arguments
+        are those of ``influence``.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -317,13 +318,13 @@ class LinearHead(nn.Module):
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
 
-        Sparse rows, scipy's or torch's, are summed as they are by a least-squares head. A margin head takes labels only.
+        A least-squares head sums sparse rows of scipy or torch without making them dense. A margin head accepts labels only.
         """
         return self._apply_changes([(self._check(x, y, weight, ids), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
+        """Unlearn samples held. The arguments must be the same, bit for bit, as when the samples were added."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
     @exclusive
@@ -337,7 +338,7 @@ class LinearHead(nn.Module):
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     def merge(self, other: Self) -> Self:
-        """Add everything the other head has learned: same shapes, same grid."""
+        """Add everything the other head has learned. Both heads must have the same shapes and the same grid."""
         return self._merge(other, 1)
 
     def __iadd__(self, other: Self) -> Self:
@@ -350,7 +351,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add_classes(self, k: int) -> Self:
-        """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
+        """Make room for k more classes. Samples held become negative examples of the new classes (float targets: 0)."""
         if self._keeper is not None:
             raise StoreError(
                 "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
@@ -365,7 +366,7 @@ class LinearHead(nn.Module):
         return self
 
     def clear(self) -> None:
-        """Forget all samples: the head is as new."""
+        """Forget all samples, so that the head equals a new one."""
         self._adopt(None)
 
     # -- what the subclasses do ----------------------------------------------------------------------------------------
@@ -375,11 +376,11 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _set_rule(self, value: str) -> None:
-        """Use another rule; only a least-squares head has one."""
+        """Use another rule. Only a least-squares head has rules."""
         raise NotImplementedError
 
     def _best_rho(self) -> float | None:
-        """The rho that the rule finds; None with too few samples to tell."""
+        """The rho that the rule finds; None if there are too few samples."""
         raise NotImplementedError
 
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
@@ -402,16 +403,16 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
-        """w and b as a solve from nothing gives them; those in use stay as they are."""
+        """w and b as computed by a solve from the beginning. The weights in use do not change."""
         raise NotImplementedError
 
     def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
+        """A checked batch, for :meth:`_apply_changes`. ``like``: a batch applied with it, whose choices come first.
 
-        ``gridded``: the rows are normalized and on the grid already.
+        ``gridded``: the rows are already normalized and on the grid.
         """
         raise NotImplementedError
 
@@ -423,7 +424,7 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _solve_afresh(self) -> None:
-        """Let the next read solve from the samples, without what is known of the last solution."""
+        """Make the next read solve from the samples, without using the last solution."""
         raise NotImplementedError
 
     def _make_room(self, k: int) -> None:
@@ -453,11 +454,11 @@ class LinearHead(nn.Module):
     def _loaded_parts(
         self, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
     ) -> Callable[[], None]:
-        """Build the parts of a saved head aside; the function returned puts them into this one."""
+        """Build the parts of a saved head separately, and return a function that puts them into this head."""
         raise NotImplementedError
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
-        """Move everything to another device, or nothing: the parts are built there first."""
+        """Move everything to another device, or nothing if that fails, since all parts are built there first."""
         raise NotImplementedError
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
@@ -480,14 +481,14 @@ class LinearHead(nn.Module):
     # -- consistency ---------------------------------------------------------------------------------------------------
 
     def _check_whole(self) -> None:
-        """InterruptedUpdateError if a change was interrupted."""
+        """Raise InterruptedUpdateError if a change was interrupted."""
         for integrity in (self._integrity, self.statistics.integrity):
             if integrity.torn:
                 integrity.check()
 
     @property
     def _torn(self) -> bool:
-        """True if a change was interrupted; one that another thread is making is waited for."""
+        """True if a change was interrupted. A change that another thread is making is awaited first."""
         with self._lock:
             try:
                 self._check_whole()
@@ -497,9 +498,10 @@ class LinearHead(nn.Module):
 
     @contextmanager
     def _changing(self, same_samples: bool = False) -> Iterator[None]:
-        """Change the state: readers wait, an interruption is noticed, choices and published weights are out of date.
+        """A context in which the state changes. Readers wait, and the published weights and the choices made from data expire.
 
-        ``same_samples``: choices made from data stay as they are. Needs the lock.
+        An interruption in this context is detected later. ``same_samples``: choices made from data stay valid. The caller must
+        hold the lock.
         """
         self._check_whole()
         with self._integrity:
@@ -541,7 +543,7 @@ class LinearHead(nn.Module):
         object.__setattr__(self, "_buffers", checkpoint.LiveBuffers(kept, self._refresh_buffers))
 
     def _refresh_buffers(self, names: Iterable[str]) -> None:
-        """Publish current values. Equal values are not written again, except on a device: to compare would wait for it."""
+        """Publish current values. Equal values are not written again, except on a device, since comparing would wait."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             for name in [n for n in names if n in self._buffer_names]:
                 old, value = dict.get(self._buffers, name), self._buffer_value(name)
@@ -588,9 +590,9 @@ class LinearHead(nn.Module):
             return out | {"options": checkpoint.pack(meta | {"checksum": checkpoint.checksum(out)})}
 
     def _load(self, state: dict[str, Tensor]) -> checkpoint.LoadProblems:
-        """Load what :meth:`_saved` and the buffers wrote; with a problem, nothing is changed.
+        """Load the state that :meth:`_saved` and the buffers wrote. If there is a problem, nothing is changed.
 
-        A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
+        Raises VerificationError for a damaged state, whose tensors or statistics do not match the saved checksum or digest.
         """
         needed = (*self._buffer_names, "options", *self._saved_names)
         known = [*needed, *self._optional_names, "calibration"]
@@ -621,7 +623,7 @@ class LinearHead(nn.Module):
         return problems
 
     def _check_meta(self, meta: dict[str, Any]) -> None:
-        """ValueError where an option that cannot change differs in a saved head."""
+        """Raise ValueError if a saved head differs in an option that cannot change."""
         if meta["type"] != type(self).__name__:
             raise ValueError(f"the saved head is a {meta['type']}")
         mine = {name: getattr(self, name) for name in ("intercept", "multiclass", *ROW_OPTIONS)}
@@ -631,16 +633,16 @@ class LinearHead(nn.Module):
                 raise ValueError(f"{name} is {saved!r} in the saved head and {value!r} here")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: not the lock, the store, published weights, the change count and the buffers' values.
+        """State for pickling and copying, without lock, store, published weights, change count and values of the buffers.
 
-        The change count would show that a sample came and went, and the buffers may be older than the last removal.
+        The change count would reveal that a sample was added and removed. The buffers may be older than the last removal.
         """
         buffers = {k: None if k in self._buffer_names else dict.__getitem__(self._buffers, k) for k in self._buffers}
         kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_keeper")}
         return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled head, outside of inference mode: its tensors could not be changed later."""
+        """Restore a pickled head outside of inference mode, because tensors made in that mode could not be changed later."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 state = copy.deepcopy(state)

@@ -19,13 +19,13 @@ _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_lock(owner: Any) -> None:
-    """Give an object a lock of its own, as ``_lock``; a child process that is forked later gets a new one."""
+    """Give an object a lock of its own, as ``_lock``. A child process that is forked later gets a new lock."""
     owner._lock = threading.RLock()
     _owners.add(owner)
 
 
 def _after_fork() -> None:
-    """In a forked child no other thread is left that could release a lock."""
+    """Replace all locks in a forked child, where no other thread is left that could release them."""
     for owner in list(_owners):
         owner._lock = threading.RLock()
 
@@ -44,7 +44,7 @@ class Keeper(Protocol):
 def catch_up(owner: Any) -> None:
     """Let the store that a head belongs to, if any, bring it up to date before the head is used.
 
-    Does nothing while this thread holds the head's lock (in the middle of a call), or in compiled code.
+    The call does nothing in compiled code, or while this thread holds the head's lock, that is, in the middle of another call.
     """
     if torch.compiler.is_compiling():
         return

@@ -34,43 +34,45 @@ __all__ = ["MarginHead"]
 
 
 class MarginHead(LinearHead):
-    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, and every change of its samples exact.
+    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, with exact changes of its samples.
 
     Minimizes, for each class k against the rest, with y = +1 for the class and -1 otherwise,
 
     .. math:: \rho |w_k|^2 + \sum_n c_n \max(0, 1 - y_{nk} (w_k^T \phi_n + b_k))^2,
 
-    which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, on the grid
-    as integers, to see which of them become active. ``digest()`` is that of the statistics of all samples held, as
-    :class:`~torchlssvm.LSSVMHead`'s; active sets do not depend on the history, and after ``refresh()`` neither does a bit of
-    the weights. A class with samples of one sign only has w = 0, b = that sign and an empty active set.
+    which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, as integers
+    on the grid, because any sample may become active later. ``digest()`` is the digest of the statistics of all samples held,
+    as in :class:`~torchlssvm.LSSVMHead`. The active sets do not depend on the history of changes, and after ``refresh()``
+    neither does any bit of the weights. A class whose samples all have one sign has w = 0, b equal to that sign and an empty
+    active set.
 
-    Statistics and rows change at once; active sets and weights are brought up to date when they are read. A class in which no
-    changed sample is active is left alone, to the bit.
+    Statistics and rows change immediately. Active sets and weights are brought up to date when you read them. The weights of a
+    class in which no changed sample is active keep every bit.
 
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
-        rho: the regularization, a number > 0, settable at any time (``LinearSVC`` has C = 1 / (2 rho)). None chooses it by
-            :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes, and again at each
-            ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` says that it is open.
+        rho: the regularization, a number > 0, which corresponds to C = 1 / (2 rho) of ``LinearSVC``. It can be set at any time.
+            None chooses rho by :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes and again
+            at each ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` reports that it is
+            open.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
-            or a tensor (K,). With the first two every change of samples changes every class.
+            or a tensor (K,). With ``"balanced"`` or ``"complement"``, every change of samples changes every class.
         grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
-        per_class: keep sums per class; None means when ``class_weight`` needs it.
-        normalize: None, ``"l2"`` or ``"sqrt"``: normalization of each row before the grid, as for
+        per_class: keep sums per class. None keeps them only if ``class_weight`` needs them.
+        normalize: None, ``"l2"`` or ``"sqrt"``. Each row is normalized before it is rounded to the grid, as in
             :class:`~torchlssvm.LSSVMHead`.
-        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
-            solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
-            influence hold the scale fixed.
+        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, as in
+            :class:`~torchlssvm.LSSVMHead`. Both are derived again at each solve. Every change of samples then changes every
+            class. Leave-one-out and influence hold the scale fixed.
         rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file
             is unlinked and disappears with the process. Copies of the head keep their rows in memory.
         device: where the state lives.
 
     Attributes:
         statistics: the sums of the samples held.
-        samples: the samples held, distinct rows on the grid.
+        samples: the samples held, as distinct rows on the grid.
 
     Example:
         >>> import torch
@@ -179,7 +181,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels: classes that are neither the old nor the new one are left alone."""
+        """Give samples held new labels. Classes other than the old and the new one do not change."""
         return self._apply_changes([(self._check(x, y_old, weight, ids), -1), (self._check(x, y_new, weight, ids), 1)])
 
     @exclusive
@@ -217,18 +219,18 @@ class MarginHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it: exact, with the active sets that it would have.
+        """Exact scores (B, K) of samples held, each by the head that never saw it, with the active sets of that head.
 
-        Nothing is refitted: in each class one inverse serves all samples, and a sample that is not active in a class keeps its
-        current score. Class weights that follow the counts are derived again without the sample; ``scale="std"`` keeps the
-        scale of all samples held. You can pass any part of the samples held.
+        Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
+        class keeps its current score. Class weights that depend on the class counts are derived again without the sample.
+        ``scale="std"`` keeps the scale of all samples held. You can pass any part of the samples held.
 
         Args:
             x: (B, J), as added.
             y: (B,), as added.
             weight: (B,), as added.
-            groups: (B,) numbers or names: leave out the whole group instead; all of a group goes in one call.
-            pairs: as for :class:`~torchlssvm.LSSVMHead`; one class against the rest has no pairs, and both values are the same.
+            groups: (B,) numbers or names. Each whole group is left out instead; pass all samples of a group in one call.
+            pairs: accepted for compatibility with :class:`~torchlssvm.LSSVMHead`. It has no effect, as this head has no pairs.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -249,11 +251,11 @@ class MarginHead(LinearHead):
     ) -> Tensor:  # fmt: skip
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
-        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts. With ``scale="std"`` the scale of
-        all samples held stays.
+        With ``on="loss"``, a positive value means that the loss would rise, so removing such a sample hurts. With
+        ``scale="std"`` the scale stays that of all samples held.
 
         Args:
-            x: (B, J), samples held, as added; for ``what="add"`` samples that are to come.
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
             y: (B,), their labels.
             x_val: (V, J), where to look.
             y_val: (V,) labels, for "loss" and "accuracy".
@@ -281,11 +283,12 @@ class MarginHead(LinearHead):
         """Choose rho on the samples held, and apply it.
 
         Args:
-            rhos: values > 0; None: nine values from the mean eigenvalue of the features down to 1e-4 of it.
-            method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused:
-                scores of this head are not linear in the targets.
+            rhos: values > 0. None tries nine values from the mean eigenvalue of the features down to 1e-4 of it.
+            method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused,
+                because the scores of this head are not linear in the targets.
             score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
-            folds: for ``"kfold"``; the fold of a sample is a hash of its features and label, and copies are in one fold.
+            folds: number of folds for ``"kfold"``. A hash of its features and label assigns a sample to a fold, so copies share
+                a fold.
             apply: False returns the errors and leaves rho as it is.
 
         >>> import torch
@@ -305,7 +308,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def least_squares(self) -> LSSVMHead:
-        """A least-squares head on the same samples, with the same options: leverage, GCV and columns to choose from.
+        """A least-squares head on the same samples, with the same options. Use it for leverage, GCV and the choice of columns.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -328,7 +331,7 @@ class MarginHead(LinearHead):
         return self
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K); calibrates on the samples held if that was not done for them yet."""
+        """Probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
         if calibrated and self.calibration is None and self.n:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 grid, rows = self.grid, self.samples
@@ -356,7 +359,7 @@ class MarginHead(LinearHead):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`_apply_changes`; rows that are to be removed are looked up when the change is made."""
+        """A checked batch, for :meth:`_apply_changes`. Rows to be removed are looked up when the change is made."""
         batch = self.statistics.check(x, y, weight, ids, like, gridded)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
@@ -397,14 +400,14 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _snapshot(self) -> dict[str, Tensor]:
-        """State that makes :meth:`_resume` fast: what is :meth:`_derived`, where that is up to date, and no samples."""
+        """State that makes :meth:`_resume` fast: the :meth:`_derived` values, if they are up to date, but no samples."""
         return self._derived() if self._published is not None else {}
 
     @exclusive
     def _resume(self, state: dict[str, Tensor]) -> None:
-        """Begin the next solve at a :meth:`_snapshot` of the samples held; the result is still proven.
+        """Start the next solve from a :meth:`_snapshot` of the samples held. The result is still proven.
 
-        ValueError if the snapshot belongs to other samples.
+        Raises ValueError if the snapshot belongs to other samples.
         """
         if not state:
             return
@@ -449,7 +452,7 @@ class MarginHead(LinearHead):
                 self._state_version += 1
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
-        """w as ``refresh()`` and a read would give it; the weights in use stay as they are."""
+        """w as a read after ``refresh()`` would return it. The weights in use do not change."""
         return (self._solver.restarted(self._options).weights()[0],)
 
     def _solve_afresh(self) -> None:
@@ -461,7 +464,7 @@ class MarginHead(LinearHead):
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: with the rows held, and without the matrices of the solver."""
+        """State for pickling and copying, with the rows held and without the matrices of the solver."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._solve()
             rows = self.samples.copy()

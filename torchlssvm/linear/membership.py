@@ -1,12 +1,13 @@
-"""The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
+"""Keyed fingerprints of the rows that a head holds, so that a removal is checked when it is made.
 
 For each row the head keeps 16 bytes (:mod:`torchlssvm.functional.sample_identity`) and, unhashed, its fold, label and count. A
-fingerprint leaves with its row, so nothing that stays confirms a guess about a row that was removed. A head and its checkpoints
-hold the key too: with one of them, guesses about rows that are *present* can be tested.
+fingerprint is deleted with its row, so the remaining data cannot confirm a guess about a removed row. A head and its
+checkpoints also contain the key. Anyone who has a head or a checkpoint can therefore test guesses about rows that are
+*present*.
 
-All heads of a process share one key, and so do the ranks of a process group. Rows known under different keys (a head that was
-loaded from a file of another run, merged with one of this run) cannot be compared: such a head says that it is ``unchecked``,
-and its removals are tested by their sums.
+All heads of a process share one key, and so do the ranks of a process group. Rows with different keys cannot be compared. This
+happens if a head that was loaded from a file of another run is merged with a head of this run. The merged head reports that it
+is ``unchecked``, and its removals are tested by their sums.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ REMOVAL_REMEDY = (
 
 
 class RowList(NamedTuple):
-    """Rows in the order of a batch: (fold, label) with -1 for a missing one, words or fingerprint (16 bytes), and count."""
+    """Rows in the order of a batch: (fold, label) with -1 if missing, words or fingerprint (16 bytes), and count."""
 
     groups: list[tuple[int, int]]
     rows: list[bytes]
@@ -63,7 +64,7 @@ class RowList(NamedTuple):
         return cls(list(groups), split_words(words), counts)
 
     def hashed(self, key: bytes) -> RowList:
-        """The same rows by their fingerprints; these are given by their words."""
+        """The same rows by their fingerprints instead of their words."""
         words = np.frombuffer(b"".join(self.rows), np.int64).reshape(-1, 2)
         return self._replace(rows=keyed_hashes(key, np.column_stack([words, np.array(self.groups, np.int64)])))
 
@@ -96,7 +97,7 @@ class RowCounts:
         return 0 if own is None else own.get(row, 0)
 
     def add(self, rows: RowList, sign: int = 1) -> None:
-        """Add rows, or (sign -1) subtract them; those whose count becomes zero leave."""
+        """Add rows, or (sign -1) subtract them. Rows whose count becomes zero are deleted."""
         for group, row, n in zip(*rows, strict=True):
             self.change(group, row, sign * n)
 
@@ -148,7 +149,7 @@ class RowCounts:
         return max(1, min(net, default=1))
 
     def to_array(self) -> NDArray[np.int64]:
-        """A row of five integers for each: fingerprint (2), fold, label and count. Their order tells nothing."""
+        """Five integers for each row: fingerprint (2), fold, label and count. The order of the rows reveals nothing."""
         items = [(row, *group, n) for group, rows in self.groups.items() for row, n in rows.items()]
         out = np.empty((len(items), 5), np.int64)
         if items:
@@ -190,9 +191,9 @@ def batch_words(batch: SampleBatch, key: bytes) -> Tensor:
 
 
 class RowWords:
-    """Words (B, 2) of a checked batch's gridded features, and targets where they are no labels: a RowObserver.
+    """A RowObserver that forms words (B, 2) of a checked batch's features on the grid, and of its float targets, if any.
 
-    Rows that are added are on the grid anyway while they are summed: ``values`` is complete after that.
+    Added rows are rounded to the grid when they are summed, so ``values`` is complete after the sum.
     """
 
     def __init__(self, batch: SampleBatch, key: bytes):
@@ -221,7 +222,7 @@ class WaitingBatch(NamedTuple):
 
 
 class StagedRows:
-    """A change of rows that has been checked, and takes effect with :meth:`HeldRows.commit`."""
+    """A checked change of rows, which takes effect with :meth:`HeldRows.commit`."""
 
     def __init__(self) -> None:
         self.removed: list[tuple[RowList, RowList]] = []  # by words, and by fingerprints
@@ -233,11 +234,11 @@ class HeldRows:
 
     Attributes:
         unchecked: why rows are not known; None while they are.
-        key: of the fingerprints; None before the first row.
-        held: the rows now, by fingerprints; and in ``fresh``, by words, those that were added since they were last saved or
-            exchanged. Hashing takes a microsecond a row, and many heads only ever add.
-        changed: net changes since the last agreement; None when they are not known, or nothing was agreed on yet.
-        recorded: False when the head is to keep no fingerprints.
+        key: the key of the fingerprints; None before the first row.
+        held: the rows by fingerprints. Rows added since the last save or exchange are in ``fresh`` instead, by words, because
+            hashing takes a microsecond per row and many heads only add samples.
+        changed: net changes since the last agreement; None if they are not known, or if there was no agreement yet.
+        recorded: False if the head keeps no fingerprints.
         waiting: batches that were added and are still on their device.
     """
 
@@ -249,7 +250,7 @@ class HeldRows:
         self.clear()
 
     def clear(self) -> None:
-        """Hold no row. A head that is empty knows its rows again."""
+        """Hold no row. An empty head knows its rows again."""
         unrecorded = None if self.recorded else "the head was made with membership=False"
         self.unchecked = self.impossible or unrecorded
         self.held, self.fresh, self.waiting = RowCounts(), RowCounts(), list[WaitingBatch]()
@@ -270,9 +271,9 @@ class HeldRows:
     # -- changes ---------------------------------------------------------------------------------------------------------
 
     def stage(self, changes: list[tuple[SampleBatch, int]]) -> tuple[StagedRows, list[tuple[SampleBatch, int]]]:
-        """Check a change; RemovalError, naming the first row, if one to be removed is not held before it.
+        """Check a change. Raises RemovalError, naming the first row, if a row to be removed is not held before the change.
 
-        Sum the changes returned instead of those given: the fingerprints of rows added are formed on the way.
+        Sum the returned changes instead of the given ones, because summing them forms the words of the added rows.
         """
         staged = StagedRows()
         if self.unchecked is not None:
@@ -314,7 +315,7 @@ class HeldRows:
             self.read_waiting()
 
     def read_waiting(self, *more: Tensor) -> list[NDArray[Any]]:
-        """Read the rows that wait for it, and more tensors, which are returned: all in one read from the device."""
+        """Read the waiting rows and further tensors in one read from the device, and return those tensors."""
         parts = [t for w in self.waiting for t in (w.words, w.mult) if t is not None]
         host = checks.read(*more, *parts) if more or parts else []
         values = iter(host[len(more) :])
@@ -339,7 +340,7 @@ class HeldRows:
         self.fresh = RowCounts()
 
     def _refusal(self, batch: SampleBatch, rows: RowList, i: int) -> RemovalError:
-        """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
+        """The error for a row that is not held, or not often enough, with the label under which it is held, if any."""
         self.flush()
         (group, row), key = (rows.groups[i], rows.rows[i]), self.own_key()
 
@@ -377,7 +378,7 @@ class HeldRows:
     def joined(self, other: RowCounts | None, key: bytes | None, sign: int) -> RowCounts | None:
         """Return the rows held together with, or without, others; None if they cannot be compared, with nothing changed.
 
-        RemovalError if a row would be held less than zero times.
+        Raises RemovalError if the count of a row would fall below zero.
         """
         self.flush()
         if self.unchecked is not None or other is None or (len(other) and len(self.held) and key != self.key):
@@ -403,7 +404,7 @@ class HeldRows:
         return self.own_key() + self.held.to_array().astype("<i8").tobytes()
 
     def load(self, saved: bytes) -> None:
-        """Hold the rows of :meth:`to_bytes`; ValueError when they are damaged."""
+        """Hold the rows of :meth:`to_bytes`. Raises ValueError if they are damaged."""
         if len(saved) < KEY_BYTES or (len(saved) - KEY_BYTES) % 40:
             raise ValueError("the table of rows held is cut short")
         rows = RowCounts.from_array(np.frombuffer(saved[KEY_BYTES:], "<i8").reshape(-1, 5).astype(np.int64))
@@ -424,7 +425,7 @@ class HeldRows:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: the rows held, in an order that reveals nothing."""
+        """State for pickling: the rows held, in an order that reveals nothing."""
         known = None if self.unchecked is not None else self.to_bytes()
         about = {"impossible": self.impossible, "recorded": self.recorded, "unchecked": self.unchecked}
         return about | {"rows": known}

@@ -1,4 +1,4 @@
-"""The normal equations of a head, from its statistics: which sums go in, with which weights and targets."""
+"""The normal equations of a head, assembled from its statistics with the right weights and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST_FLOAT_CENTRED_SUM = 2**50
 """Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
 
 LARGEST_RIDGE = 1e300
-"""Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
+"""Largest ridge in grid units. Up to it, float64 can still hold the ridge plus sums of squares of up to 2^63."""
 
 
 class Units(NamedTuple):
@@ -41,7 +41,7 @@ class Units(NamedTuple):
 class Moments(NamedTuple):
     """Weighted sums in real units: G (D, D) without ridge, rhs (D, K), T (K,), means mu (D,) and beta (K,), weight.
 
-    Centred on the means when the intercept is free; ``weight`` is 0 and the means are zero otherwise.
+    With a free intercept, the sums are centred on the means. Otherwise ``weight`` is 0 and the means are zero.
     """
 
     G: Tensor
@@ -70,7 +70,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
         return option
     n = counts.sum().to(torch.float64)
     if option == "complement":
-        # With one class alone every weight would be zero: nothing is rare then.
+        # With only one class every weight would be zero, although no class is rare.
         weights = (n - counts) / n
         return torch.where((weights * counts).sum() > 0, weights, torch.ones_like(weights))
     present = (counts > 0).sum()
@@ -123,8 +123,8 @@ class RidgeProblem(NamedTuple):
         targets: the sums for the right-hand side.
         J, units, intercept: features, units of features and targets with rho, and "free", "penalized" or "none".
         small: see :func:`~torchlssvm.functional.system.fill_system`.
-        standard: the features are standardised so, and their unit is 1.
-        n: total weight of the samples, where it is known without a read from the device.
+        standard: the standardization of the features, whose unit is then 1.
+        n: total weight of the samples, if it is known without a read from the device.
     """
 
     groups: list[GroupSums]
@@ -138,7 +138,7 @@ class RidgeProblem(NamedTuple):
 
     @property
     def size(self) -> int:
-        """D: J, and one more with a penalized intercept, a constant feature."""
+        """D, which is J, or J + 1 with a penalized intercept, a constant feature."""
         return self.J + (self.intercept == "penalized")
 
     @property
@@ -182,8 +182,8 @@ def solve_problem(
 ) -> SolvedSystem:
     """Solve a ridge problem by one Cholesky factorization: w' = sqrt(rho) w, in the coordinates of :mod:`~.solution`.
 
-    ``work`` is a :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor. ``repair`` makes one from
-    a matrix (n, n), its size D and the ridge, where rounding has taken the ridge away.
+    ``work`` is a :func:`~torchlssvm.functional.system.workspace`, which is overwritten by the factor. If rounding has removed
+    the ridge, ``repair`` makes a factor from a matrix (n, n), its size D and the ridge.
     """
     D, rho, ridge = problem.size, problem.units.rho, grid_ridge(problem.units.rho, problem.feature)
     work = workspace(D, problem.groups[0].packed.device) if work is None else work
@@ -283,7 +283,7 @@ def _squares(
 
 
 def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
-    """The largest entry of a system (); ConvergenceError where float64 cannot hold it. work: (n, n); floor: the ridge."""
+    """The largest entry of a system (). Raises ConvergenceError if float64 cannot hold it. work: (n, n); floor: the ridge."""
     top = work.diagonal()[:D].amax()
     if not bool(top.isfinite()):
         raise ConvergenceError(
@@ -294,7 +294,7 @@ def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
 
 
 def grid_ridge(rho: float, step: float) -> float:
-    """rho in grid units, rho / step^2; ConvergenceError where float64 cannot hold it."""
+    """rho in grid units, rho / step^2. Raises ConvergenceError if float64 cannot hold it."""
     if rho > LARGEST_RIDGE * step**2:
         raise ConvergenceError(
             f"rho = {rho:.1e} is too large for features in steps of {step:.1e}: in grid units it is beyond float64. Use a rho "
@@ -304,9 +304,9 @@ def grid_ridge(rho: float, step: float) -> float:
 
 
 def repaired_factor(work: Tensor, D: int, floor: float) -> Factor:
-    """Factor after Cholesky failed by rounding: raise eigenvalues to the ridge, and warn.
+    """Make a factor after rounding made Cholesky fail: raise eigenvalues to the ridge, and warn.
 
-    ConvergenceError for a system that float64 cannot hold.
+    Raises ConvergenceError for a system that float64 cannot hold.
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))

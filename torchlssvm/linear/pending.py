@@ -1,9 +1,9 @@
 """Changes of a head since machines last agreed, kept as a second, smaller set of sums.
 
-Sums are a group, so what changed is a :class:`~torchlssvm.Statistics` too, with removals as negative samples. Until a head
-first takes part in an agreement (``sync``, ``agree``, or a delta handed over) all it holds is pending, and no second sums are
-kept: a head that never exchanges anything pays nothing. :mod:`torchlssvm.distributed` tells what survives a save. No hash of a
-sample, and no digest of an earlier state, is ever saved or pickled.
+Sums can be subtracted, so the changes are also a :class:`~torchlssvm.Statistics`, in which removed samples are negative. Until
+a head first takes part in an agreement (``sync``, ``agree``, or a delta handed over), all its samples are pending and no second
+sums are kept. A head that never exchanges anything therefore has no extra cost. :mod:`torchlssvm.distributed` describes which
+changes survive a save. No hash of a sample, and no digest of an earlier state, is ever saved or pickled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Changes:
         statistics: their sums.
         rows: their rows, under a key; None if they are not known.
         key: None before the first row.
-        weights: net weight of the samples, by a keyed hash of their ids, where ids were given.
+        weights: net weight of the samples by a keyed hash of their ids, if ids were given.
     """
 
     statistics: Statistics
@@ -40,7 +40,7 @@ class Changes:
     weights: dict[bytes, int] = field(default_factory=dict)
 
     def plus(self, other: Changes, sign: int = 1) -> Changes:
-        """Return the sum, or difference. Rows under different keys cannot be compared, and are not known from then on."""
+        """Return the sum or difference. Rows with different keys cannot be compared, so the result does not know its rows."""
         theirs = other.statistics.to(self.statistics.device)
         rows, key = None, self.key or other.key
         if self.rows is not None and other.rows is not None and key == (other.key or key):
@@ -53,7 +53,8 @@ class Changes:
     def least_samples(self) -> int | None:
         """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
 
-        Weights do not count, and neither do samples that were added and removed again. The bound is 1 without rows.
+        A sample counts once whatever its weight, and samples that were added and removed again do not count. If the rows are
+        not known, the bound is 1.
         """
         self.statistics.canonicalize()
         if self.statistics.empty:
@@ -61,7 +62,7 @@ class Changes:
         return 1 if self.rows is None else self.rows.least
 
     def check_enough(self, min_samples: int) -> None:
-        """ValueError when the sums to be sent may be of fewer distinct samples than ``min_samples``."""
+        """Raise ValueError if the sums to be sent may be of fewer distinct samples than ``min_samples``."""
         if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
             raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
         least = self.least_samples
@@ -99,11 +100,11 @@ class Pending:
         statistics: their sums, with :attr:`Tracking.CHANGES`; otherwise None.
         id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
             that has already counted this id refuses the changes.
-        epoch: how often machines agreed.
+        epoch: the number of agreements so far.
         merged: ids of all deltas that were merged here or handed over from here.
         carried: the merged ids that are part of the pending changes.
         weights: as for :class:`Changes`.
-        shrunk: something was removed since the last agreement.
+        shrunk: True if something was removed since the last agreement.
     """
 
     def __init__(self, held: Statistics, held_rows: HeldRows) -> None:
@@ -112,7 +113,7 @@ class Pending:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was agreed on, after the sums were replaced: all that is held is pending."""
+        """Forget the agreed state after the sums were replaced, so that all samples held are pending."""
         self.tracking = Tracking.ALL
         self.statistics: Statistics | None = None
         self.id: str | None = None
@@ -177,7 +178,7 @@ class Pending:
     # -- changes ---------------------------------------------------------------------------------------------------------
 
     def change(self, changes: list[tuple[SampleBatch, int]]) -> None:
-        """Take in changes of samples. In a process group, which compares ids, they are counted by their ids."""
+        """Take in changes of samples. A process group compares ids, so there the samples are counted by their ids."""
         self.shrunk = self.shrunk or any(sign < 0 for _, sign in changes)
         if self.statistics is not None:
             self.statistics.change([(replace(batch, observer=None), sign) for batch, sign in changes])
@@ -186,7 +187,7 @@ class Pending:
                 add_weights(self.weights, batch, sign)
 
     def merge(self, changes: Changes, sign: int, shrinks: bool) -> None:
-        """Take in, or (sign -1) take away, changes as sums. ``shrinks``: samples may be removed by that."""
+        """Take in, or (sign -1) take away, changes given as sums. ``shrinks``: the changes may remove samples."""
         self.shrunk = self.shrunk or shrinks
         if self.statistics is not None:
             self.statistics.merge(changes.statistics, sign)
@@ -195,13 +196,13 @@ class Pending:
         add_counts(self.weights, changes.weights, sign)
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes; deltas taken before have fewer."""
+        """Make room for k more classes. Deltas taken earlier have fewer classes."""
         self.id = None
         if self.statistics is not None:
             self.statistics.add_classes(k)
 
     def restart(self, digest: str | None, epoch: int) -> None:
-        """Start from an agreement on what is held, with nothing pending. ``digest``: None if it was not computed."""
+        """Start from an agreement on the samples held, with nothing pending. ``digest``: None if it was not computed."""
         nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else RowCounts())
         self._restart(nothing, digest, epoch)
 
@@ -210,7 +211,7 @@ class Pending:
         self.restart(_digest(self.held), self.epoch)
 
     def hand_over(self, part: Changes, name: str) -> None:
-        """Count changes under a name, which are somewhere else now, as agreed on; the rest stays pending."""
+        """Treat named changes that are now held elsewhere as agreed on. The rest stays pending."""
         self._restart(self.changes().plus(part, -1), None, self.epoch)
         self.merged = self.merged | {name}  # its samples are here: it must not come back
 
@@ -221,7 +222,7 @@ class Pending:
         self.weights, self.shrunk = rest.weights, not rest.statistics.empty
 
     def refuse_twice(self, ids: set[str]) -> None:
-        """ValueError if a delta with one of these ids is counted here already."""
+        """Raise ValueError if a delta with one of these ids is already counted here."""
         twice = sorted(self.merged & ids)
         if twice:
             raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
@@ -238,7 +239,7 @@ class Pending:
     def to(self, held: Statistics, held_rows: HeldRows) -> Pending:
         """Return an independent copy for a copy of the head, perhaps on another device.
 
-        Both have the same id, so that they are not counted twice.
+        Both copies have the same id, so that their changes are not counted twice.
         """
         sums = None if self.statistics is None else self.statistics.copy().to(held.device)
         changed = None if self.held_rows.changed is None else self.held_rows.changed.copy()
@@ -249,7 +250,7 @@ class Pending:
         return out
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Write as JSON fields and tensors, with an id from now on; changes with removals among them are left out."""
+        """Return JSON fields and tensors, with an id from now on. Changes that include removals are omitted."""
         some, rows = self.named() is not None, self.rows
         if self.statistics is not None and rows is not None:
             self.shrunk = rows.negative > 0
@@ -277,7 +278,7 @@ class Pending:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling, as :meth:`save`."""
+        """State for pickling, as in :meth:`save`."""
         meta, tensors = self.save()
         return {"meta": meta, "tensors": tensors, "held": self.held, "held_rows": self.held_rows}
 
@@ -286,7 +287,7 @@ class Pending:
         self.__dict__.update(vars(Pending.load(**state)))
 
     def __deepcopy__(self, memo: Any) -> Pending:
-        """Copy within the process: what was agreed on stays known, whatever was removed since."""
+        """Copy within the process. The agreed state stays known, even if samples were removed since."""
         self.named()  # the copy has the same id
         return self.to(copy.deepcopy(self.held, memo), copy.deepcopy(self.held_rows, memo))
 
@@ -307,7 +308,7 @@ def add_weights(weights: dict[bytes, int], batch: SampleBatch, sign: int) -> Non
 
 
 def add_counts(counts: dict[bytes, int], other: dict[bytes, int], sign: int = 1) -> None:
-    """counts += sign * other; what becomes zero is dropped."""
+    """Compute counts += sign * other, and drop entries that become zero."""
     for key, n in other.items():
         counts[key] = counts.get(key, 0) + sign * n
         if counts[key] == 0:

@@ -16,8 +16,9 @@ from torchlssvm.linear.standardization import Standardization
 class RowScale:
     """Coordinates in which the matrix of a system has eigenvalues of at least 1.
 
-    Weights w' = sqrt(rho) w belong to rows v = [x (, 1)] / sqrt(rho), as in :mod:`torchlssvm.linear.solution`; x = q step, or
-    standardised, x = (q - mean) / deviation. In steps v = q factor - offset and q^T w_q = (q factor)^T w' for w_q = factor w'.
+    Weights w' = sqrt(rho) w belong to rows v = [x (, 1)] / sqrt(rho), as in :mod:`torchlssvm.linear.solution`. Here x = q step,
+    or x = (q - mean) / deviation if standardised. In steps, v = q factor - offset, and q^T w_q = (q factor)^T w' for
+    w_q = factor w'.
     """
 
     step: float
@@ -37,7 +38,7 @@ class RowScale:
 
     @property
     def offset(self) -> Tensor | None:
-        """The mean that standardised rows are taken about, in the coordinates v (J,); None without one."""
+        """The mean that is subtracted from standardised rows, in the coordinates v (J,); None without standardization."""
         return None if self.standard is None else self.standard.centre.mean * self.factor
 
     def width(self, J: int) -> int:
@@ -66,7 +67,7 @@ class RowScale:
     def weights(self, w: Tensor, beta: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (J, C) and intercepts (C,) with scores x @ w + b for features as they come.
 
-        w: (D, C), w'; beta: (C,), the scores of a row v = mu (D,), of a free intercept.
+        w: (D, C), the weights w'; beta: (C,), with a free intercept the scores of the row v = mu (D,).
         """
         if self.intercept == "penalized":
             w, b = w[:-1] / self.root, w[-1] / self.root

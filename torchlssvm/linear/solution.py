@@ -1,12 +1,13 @@
-"""The solution of one least-squares system, as a cache that changes are taken into.
+"""The solution of one least-squares system, a cache that is updated when samples change.
 
-Coordinates: a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
-weights are w sqrt(rho). A free intercept is a coordinate of its own, orthogonal to the others when rows are centred on the
-mean of what is held; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
+In its coordinates, a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
+weights are w sqrt(rho). A free intercept is a coordinate of its own. It is orthogonal to the others if rows are centred on the
+mean mu of the samples held, and then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
 
-P is kept as a *base* (a Cholesky factor from statistics, or P itself, or nothing: B = I) minus deferred terms Z^T S Z, one
-row of Z and one sign of S per changed sample. Bringing w up to date by Theorem 1 then costs 2 J^2 per sample and leaves the
-base alone; only reading P itself adds the terms to it. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
+P is kept as a *base* minus deferred terms Z^T S Z. The base is a Cholesky factor from statistics, or P itself, or nothing,
+where B = I. Each changed sample adds one row to Z and one sign to S. Updating w by Theorem 1 then costs 2 J^2 per sample and
+does not change the base. Only reading P adds the terms to the base. On an empty base this is the dual form,
+w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_lower
 
 
 class TooInaccurate(Exception):
-    """The pending removals take away most of the system: Theorem 1 would lose digits."""
+    """The pending removals take away most of the system, so Theorem 1 would lose digits."""
 
 
 class NotPositiveDefinite(TooInaccurate):
@@ -28,7 +29,7 @@ class NotPositiveDefinite(TooInaccurate):
 
 
 class Solution:
-    """w (D, K), beta (K,), mu (D,) and n of the samples taken in; P, implicitly; and pending rows, not yet taken in."""
+    """w (D, K), beta (K,), mu (D,), n and, implicitly, P of the samples taken in, and a list of pending rows."""
 
     def __init__(self, D: int, K: int, centred: bool, device: torch.device, least_pivot: float = 0.0):
         """The solution without any sample. Updates that would fall below ``least_pivot`` are refused as TooInaccurate."""
@@ -49,7 +50,7 @@ class Solution:
         self.drop_pending()
 
     def drop_pending(self) -> None:
-        """Forget the pending rows: the next read has to solve from statistics."""
+        """Forget the pending rows, so that the next read must solve from statistics."""
         self._pending: list[tuple[Tensor, Tensor, Tensor, int, float]] = []
         self.pending = 0
 
@@ -90,7 +91,7 @@ class Solution:
         return None if self._factor is None or self.deferred or self.pending else (self._factor, self._scale)
 
     def forget_inverse(self) -> None:
-        """Keep the weights only: the next change needs a solve."""
+        """Keep only the weights, so that the next change needs a solve."""
         self.set_base(self.w, self.beta, self.mu, self.n)
 
     def append(self, rows: Tensor, y: Tensor, d: Tensor, sign: int, total: float | None = None) -> None:
@@ -170,7 +171,7 @@ class Solution:
     # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 
     def take_in(self) -> None:
-        """Apply all pending rows in one update; TooInaccurate, with nothing changed, if that would lose digits."""
+        """Apply all pending rows in one update. Raises TooInaccurate and changes nothing if that would lose digits."""
         if not self.pending:
             return
         parts = sorted(self._pending, key=lambda part: -part[3])  # additions first
@@ -213,7 +214,7 @@ class Solution:
         self.drop_pending()
 
     def shift_targets(self, rows: Tensor, dy: Tensor) -> None:
-        """Targets of samples held change by dy (B, K): the right-hand side moves, P does not. rows: (B, D)."""
+        """Change the targets of samples held by dy (B, K). The right-hand side changes, P does not. rows: (B, D)."""
         V = rows - self.mu if self.centred else rows
         few = V.shape[0] <= self.K
         self.w = self.w + (self.apply_inverse(V).mT @ dy if few else self.apply_inverse((V.mT @ dy).mT).mT)
@@ -222,5 +223,5 @@ class Solution:
 
 
 def relative_distance(values: Tensor, exact: Tensor) -> float:
-    """Largest deviation of values from exact ones of the same shape, relative to the largest of those."""
+    """Largest deviation of values from exact values of the same shape, relative to the largest exact value."""
     return float((values - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(exact.dtype).tiny))

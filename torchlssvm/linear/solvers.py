@@ -1,7 +1,7 @@
 """Solvers that turn statistics into weights: one shared system, or one system per pair of classes.
 
-A solver decides when to apply Theorem 1 and when to solve from statistics. It holds caches only: everything it returns can
-be rebuilt from the statistics.
+A solver decides when to apply Theorem 1 and when to solve from statistics. A solver holds only caches, so everything it returns
+can be rebuilt from the statistics.
 """
 
 from __future__ import annotations
@@ -101,18 +101,18 @@ class SharedSolver:
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
-        self._work: Tensor | None = None  # memory of the system, used again by the next solve; now it holds the factor
+        self._work: Tensor | None = None  # memory of the system, which holds the factor until the next solve reuses it
         self.solution = self._fresh()
         self.stale = not stats.empty
 
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
         centred = self.options.intercept == "free"
-        # 1e-2: where a removal by Theorem 1 would leave less of the system, two digits would be lost
+        # 1e-2: if a removal by Theorem 1 left less than this share of the system, two digits would be lost
         return Solution(D, self.stats.num_classes, centred, self.stats.device, least_pivot=1e-2)
 
     def reset(self) -> None:
-        """Forget the cache: the next read solves from statistics."""
+        """Forget the cache, so that the next read solves from statistics."""
         self.solution = self._fresh()
         if self._work is not None and (self._work.device != self.stats.device or self._work.shape[0] < self.solution.D):
             self._work = None
@@ -151,12 +151,12 @@ class SharedSolver:
         return scaled_rows(rows, 1.0 if grid is None else grid.resolution, self.options)
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization: the next read solves from statistics."""
+        """Change the regularization. The next read solves from statistics."""
         self.options.rho = rho
         self.reset()
 
     def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
-        """Take in other labels: M stays, only the right-hand side changes."""
+        """Take in new labels. M does not change, only the right-hand side does."""
         if self.stale or self.solution.empty or not self.solution.updatable:
             self.solution.drop_pending()
             self.stale = True
@@ -209,7 +209,7 @@ class SharedSolver:
         return None if self.stale or self.solution.factored is None else self.solution.whitened()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: without the workspace and the factor in it."""
+        """State for pickling, without the workspace and the factor in it."""
         if self.solution.uses_factor:
             self.solution.forget_inverse()
         return self.__dict__ | {"_work": None}
@@ -244,13 +244,13 @@ class PairwiseSolver:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all pairs: the next read solves from statistics."""
+        """Forget all pairs, so that the next read solves from statistics."""
         self.pairs = list(itertools.combinations(range(self.stats.num_classes), 2))
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
     def release(self, rows: int) -> None:
-        """Do nothing: pairs are solved one at a time."""
+        """Do nothing, because pairs are solved one at a time."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Mark every pair with a changed class for a solve at the next read; all pairs if features are standardised."""
@@ -272,7 +272,7 @@ class PairwiseSolver:
         self.changed([(old, -1), (new, 1)], None)
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization: the next read solves all pairs again."""
+        """Change the regularization. The next read solves all pairs again."""
         self.options.rho = rho
         self.reset()
 
@@ -310,10 +310,10 @@ class PairwiseSolver:
         return torch.stack([self._P[p] for p in self.pairs])
 
     def whitened(self) -> None:
-        """None: each pair has a system of its own."""
+        """None, because each pair has a system of its own."""
 
     def drop_raw_samples(self) -> None:
-        """Do nothing: no raw sample is kept."""
+        """Do nothing, because no raw sample is kept."""
 
     def state(self) -> dict[str, Tensor]:
         """The weights per pair."""

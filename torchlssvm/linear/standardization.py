@@ -1,12 +1,12 @@
 """Standardised features, derived from the statistics: z = (x - mean) / deviation of the samples held.
 
-Mean and deviation are those of all samples, each counted once whatever its class weight, with n in the denominator. They
-come from the sums at each solve, so after a removal they are, exactly, those of the samples that are left. A column that is
-constant keeps the scale 1. In integers, with c the rounded mean and s = m - n c,
+Mean and deviation are taken over all samples, without class weights and with n in the denominator. They are computed from the
+sums at each solve, so after a removal they are exactly those of the remaining samples. A constant column keeps the scale 1. In
+integers, with c the rounded mean and s = m - n c,
 
     n var = sum (q - c)^2 - s^2 / n,    sum (q - c)^2 = sum q^2 - c (m + s),
 
-where the first term is exact and at least twice the second, so a constant column gives 0 and no other one does.
+where the first term is exact and at least twice the second. So the variance is 0 for a constant column and for no other column.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Standardization(NamedTuple):
         return (q - self.centre.c - self.centre.rest / self.centre.n) / self.deviation
 
     def weights(self, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights w (J, K) and b (K,) of features as they are, from those of standardised ones."""
+        """Weights w (J, K) and b (K,) for the original features, from the weights for standardised features."""
         w = w / (self.deviation * self.resolution)[:, None]
         return w, b - (self.centre.mean * self.resolution) @ w
 

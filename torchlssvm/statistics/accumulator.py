@@ -1,6 +1,6 @@
 """Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
 
-Three levels, each carried into the next when it is full, and all exact in grid mode:
+The sums have three levels. A full level is added to the next one. All levels are exact if there is a grid.
 
     tail  - up to 1,024 rows, not yet summed; a single sample costs a row copy, and is summed with the others by one product
     acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
@@ -27,7 +27,7 @@ from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 
 PRODUCT_ROWS = 1024
-"""Most rows that wait, and fewest in one product where it stays exact: enough for the speed of large products."""
+"""Most rows that wait, and fewest rows in one product if it stays exact. Products of this size run at full speed."""
 
 SHARED_RUNS = 4
 """Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
@@ -35,18 +35,18 @@ SHARED_RUNS = 4
 _carrying = threading.Lock()  # held while a thread adds to canonical sums
 
 DIRECT_NUMBERS = 2**24
-"""Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
+"""Numbers (128 MiB) of a group beyond which products are added strip by strip, to avoid a second array of that size."""
 
 
 @dataclass
 class SignedRows:
-    """Signed rows on their way in: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
+    """Signed rows to be summed: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
 
-    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
-    multiplicities (B,), or None.
+    One-hot side columns may be given as their labels z (B,). ``codes`` are group codes (B,), or None for one group. ``mult``
+    are multiplicities (B,), or None.
 
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1. ``observer``: sees the rows on the grid. ``host_codes`` (B,): the group codes on the host.
+    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity. ``gross`` is their sum. ``sign``
+    is +1 or -1. ``observer`` is called with the rows on the grid. ``host_codes`` (B,) are the group codes on the host.
     """
 
     x: Tensor
@@ -138,12 +138,12 @@ class Accumulator:
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self.incomplete = False
-        """True while rows wait, or float64 sums are not carried."""
+        """True while rows wait, or float64 sums are not yet carried."""
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def append(self, changes: list[SignedRows]) -> list[Tensor] | None:
-        """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows."""
+        """Put a few rows into the tail and return views of their features. For more rows, do nothing and return None."""
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         # 256 rows: a larger change fills a product of its own
         if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
@@ -188,7 +188,7 @@ class Accumulator:
                     used[: len(change.x)].zero_()
 
     def _push_sparse(self, change: SignedRows) -> None:
-        """Sum sparse rows directly into the canonical sums; rows with many entries become dense, a block at a time."""
+        """Sum sparse rows directly into the canonical sums. Rows with many entries become dense, one block at a time."""
         if change.x.values().numel() > change.x.numel() / 32:  # dense products are faster (measured: from 0.03)
             for some, part in sparse_rows.dense_parts(change.x, PRODUCT_ROWS):
                 self.push(change.part(some, part))
@@ -209,9 +209,9 @@ class Accumulator:
     def _by_group(
         self, codes: Tensor, host: NDArray[np.int64] | None
     ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
-        """Return the rows of each group that has any, on the device (None: all of them) and on the host.
+        """Return the row numbers of each group that has rows, on the device (None: all rows) and on the host.
 
-        The rows of a group are summed together. ``host``: the codes on the host, which saves a synchronization.
+        The rows of a group are summed together. ``host``: the codes on the host, which avoid a synchronization.
         """
         assert host is not None
         sizes = np.bincount(host, minlength=self.groups)
@@ -259,7 +259,7 @@ class Accumulator:
     ) -> None:  # fmt: skip
         """Sum runs of rows in separate memory, then add the result to the group's sums: the work of one thread.
 
-        Integers: the order does not matter.
+        The threads may finish in any order, because the sums are integers.
         """
         work = torch.empty(chunk, self.J + self.R, dtype=torch.float64)
         scratch = torch.empty(chunk, self.J, dtype=torch.float32)
@@ -299,7 +299,7 @@ class Accumulator:
     def move_side(
         self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]
     ) -> Tensor:
-        """One group, one-hot side columns: move rows from class ``old`` to class ``new``; M stays. Returns the rows."""
+        """Move rows from class ``old`` to ``new``, for one group and one-hot sides. M does not change. Returns the rows."""
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
@@ -387,20 +387,20 @@ class Accumulator:
             self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; the next rows reallocate it
 
     def total(self, group: int) -> Tensor:
-        """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are complete."""
+        """Return the canonical packed sums of a group (zeros if it has none). The sums must be complete."""
         if group in self.sums:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
 
     @property
     def diag(self) -> Tensor:
-        """The diagonal of each group's M (groups, J). Needs sums that are complete."""
+        """The diagonal of each group's M (groups, J). The sums must be complete."""
         none = torch.zeros(self.J, dtype=self.dtype, device=self.device)
         known = {group: gram.diagonal(sums, self.J) for group, sums in self.sums.items()}
         return torch.stack([known.get(group, none) for group in range(self.groups)])
 
     def replace_sums(self, sums: dict[int, Tensor]) -> None:
-        """Take other packed sums (their tensors, not copies) instead of those held."""
+        """Replace the sums held by other packed sums (the tensors themselves, not copies)."""
         self.complete()
         self.sums = sums
         self.touched.update(range(self.groups))

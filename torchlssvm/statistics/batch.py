@@ -27,10 +27,10 @@ LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
 
 LEAST_STEPS = 4
-"""Deviation, in steps of the grid, from which a standardized column is accurate: rounding adds 0.5 % to its variance."""
+"""Deviation, in grid steps, from which a standardized column is accurate. Rounding then adds 0.5 % to its variance."""
 
 LEAST_STEPS_OF_ALL = 64
-"""The same for the column that varies most: other columns have a fraction of its deviation."""
+"""The same limit for the column that varies most, since other columns have only a fraction of its deviation."""
 
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
@@ -50,9 +50,10 @@ class GridChoices:
 class SampleBatch:
     """Checked samples: x (B, J), dense or coalesced; labels (B,) or targets (B, K); multiplicities and folds (B,), or None.
 
-    ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
-    (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
-    is the total weight; ``host_labels`` and ``host_folds`` (B,) are labels and folds.
+    ``ids`` are the ids of the rows, if given. ``observer`` is called with the rows on the grid when they are summed. These
+    values are on the host: ``bounds`` (B,) limits what each row adds to any sum, in steps squared (ones without a grid).
+    ``gross`` is this limit for all rows. ``size`` is the total weight. ``host_labels`` and ``host_folds`` (B,) are labels and
+    folds.
     """
 
     x: Tensor
@@ -75,11 +76,11 @@ class SampleBatch:
 
 
 WHOLE_CHECK_ROWS = 4096
-"""Batches of more rows are checked with one bound for all rows: half the passes, and nearly always enough."""
+"""Batches of more rows are checked with one bound for all rows. It takes half the passes and is nearly always enough."""
 
 
 class HostFacts(NamedTuple):
-    """Facts about a batch that the checks need, read from the device at once.
+    """Facts about a batch that the checks need. One read from the device returns all of them.
 
     ``largest_x`` (B,), or (1,) for all rows together; ``labels`` (B,) or ``largest_y`` (B,) for float targets; ``weight`` (B,).
     """
@@ -91,7 +92,7 @@ class HostFacts(NamedTuple):
 
     @classmethod
     def read(cls, x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool) -> HostFacts:
-        """Read them; with ``whole`` one maximum for all rows of x."""
+        """Read the facts from the device. ``whole``: one maximum for all rows of x."""
         with threads_for(PASS_WORK * x.numel()):
             parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
             parts = [parts[0].to(torch.float64), y if kind == "labels" else checks.row_largest(y).to(torch.float64)]
@@ -100,7 +101,7 @@ class HostFacts(NamedTuple):
         return cls(host[0], labels, largest_y, None if mult is None else host[2])
 
     def check(self, x: Tensor, y: Tensor, mult: Tensor | None, K: int, exact: bool) -> None:
-        """ValueError for values that are not finite, labels out of range, and invalid weights."""
+        """Raise ValueError for values that are not finite, labels out of range and invalid weights."""
         if not np.isfinite(self.largest_x).all():
             checks.raise_not_finite("x", x)
         if self.labels is not None:
@@ -131,11 +132,11 @@ class HostFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchRules:
-    """What a machine takes: J features and K classes or targets on a device, with ids if there are ``folds``.
+    """The batches a machine accepts: J features and K classes or targets on a device, with ids if there are ``folds``.
 
-    ``choices``: made already; ``wanted``: what the user asked for. If ``exact``, a grid of None in ``wanted`` is chosen from
-    the data; otherwise samples are summed as float64. ``normalize``: how rows are normalized before the grid.
-    ``standardized``: the machine divides columns by their deviation.
+    ``choices`` are the grids chosen so far, and ``wanted`` is the user's request. If ``exact``, a grid of None in ``wanted`` is
+    chosen from the data. Otherwise samples are summed as float64. ``normalize`` says how rows are normalized before they are
+    rounded to the grid. ``standardized`` says that the machine divides columns by their deviation.
     """
 
     J: int
@@ -210,7 +211,7 @@ def _build(
 
 
 def _decide(facts: HostFacts, kind: str, rules: BatchRules) -> GridChoices:
-    """Choose the grids that are open, and check that the batch is within those in use."""
+    """Choose the grids that are still open, and check that the batch is within the grids in use."""
     x = float(facts.largest_x.max())
     y = None if facts.largest_y is None else float(facts.largest_y.max())
     choices, wanted = rules.choices, rules.wanted
@@ -231,10 +232,10 @@ def _decide(facts: HostFacts, kind: str, rules: BatchRules) -> GridChoices:
 
 
 def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
-    """Warn if a grid that was chosen by the largest value is too coarse for how much columns vary. x: (B, J).
+    """Warn if a grid that was chosen by the largest value is too coarse for the variation of the columns. x: (B, J).
 
-    If columns are ``standardized``, each of them counts. Otherwise columns with a small deviation have little weight, and the
-    one that varies most decides.
+    If columns are ``standardized``, every column matters. Otherwise columns with a small deviation have little effect, so only
+    the column that varies most is tested.
     """
     if x.is_sparse or len(x) < 2 or checks.is_fake(x):
         return
@@ -307,9 +308,9 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
 
 
 def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> list[tuple[SampleBatch, int]]:
-    """Checked batches with their signs, of samples to be added and to be removed jointly; None for no such samples.
+    """Checked batches, with their signs, of samples to be added and removed jointly; None for no such samples.
 
-    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like``.
+    Each argument is (x, y), (x, y, weight) or (x, y, weight, ids). ``check`` is the method of a head, which accepts ``like``.
     """
     changes: list[tuple[SampleBatch, int]] = []
     for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):

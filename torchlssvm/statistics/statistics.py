@@ -27,7 +27,7 @@ from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sum
 from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
-"""Format of the bytes that a digest covers; it changes when those bytes do."""
+"""Format of the bytes that a digest covers. The number changes when these bytes do."""
 
 ROW_OPTIONS = ("normalize", "scale")
 """Options that the digest's header includes if they are set."""
@@ -49,30 +49,30 @@ class Evidence(Enum):
     """How to check that samples to be removed are held."""
 
     NONE = auto()
-    """No check: statistics are a group, and a delta may be negative."""
+    """No check, because statistics form a group and a delta may be negative."""
 
     PROVEN = auto()
-    """No check needed: their rows were recognised, or a store has them."""
+    """No check is needed, because the rows were recognised, or a store has them."""
 
     SUMS = auto()
-    """By the sums: no count may fall below zero, and samples must exist that have such sums."""
+    """Check by the sums: no count may fall below zero, and some samples must be able to have these sums."""
 
     COUNTS = auto()
-    """By counts, and roughly by the sums: the samples only approximate those held."""
+    """Check by counts, and roughly by the sums, because the samples only approximate those held."""
 
 
 class Integrity:
-    """A context in which a state is changed in place: marked first, cleared last.
+    """A context in which a state is changed in place. It sets a mark on entry and clears the mark on exit.
 
-    An interruption (Ctrl-C, out of memory) leaves the mark, and every later use is refused. This library's own errors clear the
-    mark: they are raised only if nothing was changed, or after everything was put back.
+    An interruption (Ctrl-C, out of memory) leaves the mark set, and every later use of the state is refused. Errors of this
+    library clear the mark, because they are raised only if nothing was changed or after everything was restored.
     """
 
     def __init__(self) -> None:
         self.torn = False
 
     def check(self) -> None:
-        """InterruptedUpdateError if a change was interrupted."""
+        """Raise InterruptedUpdateError if a change was interrupted."""
         if self.torn:
             raise InterruptedUpdateError(
                 "an update was interrupted while its sums were being changed, so the state is neither that before nor that "
@@ -96,12 +96,12 @@ class Statistics:
         num_classes: K, the number of classes or of targets.
         grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
             sums: the same interface, ``exact`` is False, and there is no digest).
-        target_grid: the same for float targets.
+        target_grid: the grid for float targets, given in the same way.
         per_class: keep M for each class.
         folds: number of folds to keep separate sums for; samples then need ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
-        scale: None or ``"std"``, which solves weights for standardised features. The sums are the same with both values; the
-            digest includes the option, and statistics with different values cannot be combined.
+        scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
+            includes the option, and statistics with different values cannot be combined.
         device: where the sums live.
 
     >>> import torch
@@ -185,13 +185,13 @@ class Statistics:
         return self.accumulator
 
     def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
-        """Set the grids that the first batch would choose, for samples that are already on a grid. Needs empty statistics."""
+        """Set the grids that the first batch would choose, for samples already on a grid. The statistics must be empty."""
         if self.accumulator is not None:
             raise ValueError("the statistics hold samples: their grid is decided")
         self._decide(GridChoices(kind, grid, target_grid))
 
     def check_whole(self) -> None:
-        """InterruptedUpdateError if a change of the sums was interrupted."""
+        """Raise InterruptedUpdateError if a change of the sums was interrupted."""
         if self.integrity.torn:
             self.integrity.check()
 
@@ -338,7 +338,7 @@ class Statistics:
         return {} if self.accumulator is None else self._completed(self.accumulator).sums
 
     def _completed(self, sums: Accumulator) -> Accumulator:
-        """Bring rows that wait into the sums; InterruptedUpdateError if that, or a change, was interrupted before."""
+        """Sum the waiting rows. Raises InterruptedUpdateError if an earlier sum or change was interrupted."""
         if sums.incomplete or self.integrity.torn:
             with torch.inference_mode(False), torch.no_grad(), self.integrity:
                 sums.complete()
@@ -364,9 +364,9 @@ class Statistics:
     def with_sums(
         self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
     ) -> Statistics:
-        """Return statistics of this shape that hold packed sums per group and moments: these tensors, not copies.
+        """Return statistics of this shape that hold the given tensors, not copies: packed sums per group, and moments.
 
-        ``bound``: on every sum; None takes it from the sums.
+        ``bound`` is a bound on every sum; None computes it from the sums.
         """
         out = self.zero()
         out._decide(choices).replace_sums(sums)
@@ -385,7 +385,8 @@ class Statistics:
     def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
         """Return the statistics of some columns (k,) of the same rows, in the order given.
 
-        ``normalize`` and ``scale``: of the result. Nothing is summed again: the sums of the columns are part of these.
+        ``normalize`` and ``scale`` are options of the result. Nothing is summed again, because the sums held include those of
+        the columns.
         """
         self.canonicalize()
         out = self._empty_like(len(columns), self.folds, normalize, scale)
@@ -425,9 +426,9 @@ class Statistics:
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one, or sums, that decide first.
+        """Check a batch for :meth:`change`. ``like``: a batch applied with this one, or sums, whose choices come first.
 
-        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are already normalized and on the grid. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         rules = BatchRules(
@@ -447,16 +448,16 @@ class Statistics:
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
+        """Subtract samples, whether or not they were added. Statistics form a group, so a difference may be negative."""
         self.change([(self.check(x, y, weight, ids, sparse=True), -1)])
         return self
 
     def change(self, changes: list[tuple[SampleBatch, int]], evidence: Evidence = Evidence.NONE) -> list[Tensor] | None:
-        """Apply checked batches with their signs; RemovalError if ``evidence`` asks for counts, and one falls below zero.
+        """Apply checked batches with their signs. Raises RemovalError if ``evidence`` asks for counts and one falls below zero.
 
-        Where it asks for a test of the sums, the caller makes it afterwards (:meth:`check_possible`). An interrupted change
-        leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch that lives until the next
-        change, or None for many rows.
+        If ``evidence`` asks for a test of the sums, the caller makes this test afterwards (:meth:`check_possible`). An
+        interrupted change leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch, or None
+        for many rows. The views are valid until the next change.
         """
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
@@ -491,16 +492,16 @@ class Statistics:
         return views
 
     def check_counts(self, moments: Tensor) -> None:
-        """RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
+        """Raise RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
         counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])[0]
         if min(counts) < -self._slack():
             which = f" of class {counts.index(min(counts)) % self.num_classes}" if moments.ndim == 2 else ""
             raise checks.removal_error(f"the count{which} would fall to {min(counts):g}")
 
     def check_possible(self, groups: Iterable[int] | None = None, ridge: float = 0.0) -> None:
-        """RemovalError if the sums, in total or of some groups, cannot be those of samples: they are not semidefinite.
+        """Raise RemovalError if the sums, in total or of some groups, are not semidefinite, as no samples have such sums.
 
-        ``ridge``: added to the sums of squares. Needs canonical sums that are not empty.
+        ``ridge`` is added to the sums of squares. The sums must be canonical and not empty.
         """
         if self.drained:
             raise checks.removal_error("no sample would be left, but the sums would not be zero")
@@ -517,7 +518,7 @@ class Statistics:
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
-        """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
+        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""
         known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
         new: set[int] = set()
         for r in rows:
@@ -588,7 +589,7 @@ class Statistics:
             )
 
     def relabel(self, old: SampleBatch, new: SampleBatch, evidence: Evidence) -> Tensor:
-        """Move checked samples of one group from their old class to a new one; M is not touched. Returns the rows."""
+        """Move checked samples of one group from their old class to a new one. M does not change. Returns the rows."""
         assert old.labels is not None
         assert new.labels is not None
         self.check_whole()
@@ -627,7 +628,7 @@ class Statistics:
             self.moments = moments
 
     def forget_class(self, label: int) -> Statistics:
-        """Subtract all samples of one class, which need not be passed; returns their statistics."""
+        """Subtract all samples of one class, and return their statistics. You do not need to pass the samples."""
         if not self.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(label, self.num_classes)
@@ -658,7 +659,7 @@ class Statistics:
                 raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
 
     def merge(self, other: Statistics, sign: int = 1, evidence: Evidence = Evidence.NONE) -> None:
-        """self += sign * other; ``evidence`` as for :meth:`change`."""
+        """Compute self += sign * other. ``evidence`` is as for :meth:`change`."""
         self.compatible(other)
         self.check_whole()
         other.check_whole()
@@ -691,7 +692,7 @@ class Statistics:
         return self._combined(self.zero(), 1, 1)
 
     def zero(self, device: torch.device | None = None) -> Statistics:
-        """Return empty statistics of the same shape, the neutral element; here, or on another device."""
+        """Return empty statistics of the same shape, the neutral element, on this or another device."""
         out = object.__new__(Statistics)
         out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")})
         out.device = self.device if device is None else device
@@ -737,7 +738,7 @@ class Statistics:
     __hash__ = None  # type: ignore[assignment]
 
     def canonicalize(self) -> None:
-        """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
+        """Bring all rows into the sums. If all sums are zero, restore the state before any data."""
         self.check_whole()
         if self.accumulator is None:
             return
@@ -756,7 +757,7 @@ class Statistics:
 
     @exactly
     def take_over(self, other: Statistics) -> None:
-        """Hold what the other statistics hold: their parts, not copies."""
+        """Replace the content by that of other statistics, whose parts are used without a copy."""
         self.__dict__.update(other.__dict__)
 
     # -- digest --------------------------------------------------------------------------------------------------------
@@ -845,7 +846,7 @@ class Statistics:
 
     @exactly
     def load(self, state: dict[str, Tensor]) -> None:
-        """Replace the sums by saved ones; ValueError, with nothing changed, when they do not fit or are damaged."""
+        """Replace the sums by saved ones. Raises ValueError and changes nothing if they do not fit or are damaged."""
         try:
             out = self._loaded(state, json.loads(tensor_to_bytes(state["meta"]).decode()))
         except (KeyError, TypeError, UnicodeDecodeError) as error:
@@ -878,7 +879,7 @@ class Statistics:
         return self.with_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
 
     def to(self, device: torch.device | str) -> Statistics:
-        """Return these statistics on another device (itself when it is there already)."""
+        """Return these statistics on another device, or self if they are already there."""
         target = torch.empty(0, device=device).device
         if target == self.device:
             return self
@@ -887,7 +888,7 @@ class Statistics:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: no raw rows, no scratch."""
+        """State for pickling and copying, without raw rows and scratch memory."""
         return {name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")} | {"state": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

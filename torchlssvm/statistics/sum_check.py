@@ -1,13 +1,14 @@
 r"""Freivalds' test of sums against rows: are S = sum [q; z] q^T those of the samples, in O(n J) instead of O(n J^2)?
 
-q is a row on the grid; z its side, the one-hot label or [1, targets]. For a random vector r, S r = sum [q; z] (q^T r) costs two
-products of a matrix and a vector. It is done modulo primes p, in float64, which is exact here: every product-sum stays below
-2^52. If D = S - sum [q; z] q^T is not zero, some entry of it is not zero modulo one of the primes at least, since their product
-(2^88) exceeds every |D_ij| (int64 sums, and at most 2^35 rows of 2^26 steps); then D r = 0 modulo that p for at most one r in
-p. With three fresh r for each prime, a wrong S passes with a probability below 2^-65, whichever the prime.
+Here q is a row on the grid, and z is its side: the one-hot label or [1, targets]. For a random vector r, computing S r = sum
+[q; z] (q^T r) costs two products of a matrix and a vector. The products are computed in float64 modulo primes p. They are
+exact, because every sum of products stays below 2^52. Suppose that D = S - sum [q; z] q^T is not zero. The product of the
+primes (2^88) exceeds every |D_ij| (int64 sums, and at most 2^35 rows of 2^26 steps), so some entry of D is not zero modulo at
+least one prime p. Then D r = 0 modulo that p for at most one r in p. With three new r for each prime, a wrong S passes with a
+probability below 2^-65, whichever the prime.
 
-The vectors are drawn from the system's randomness when the test begins, so sums made earlier cannot be fitted to them. No hash
-of the rows is kept: with an additive hash, the difference before and after a removal would confirm a guess of the row.
+The vectors are drawn from the system's randomness when the test begins, so earlier sums cannot be fitted to the vectors. No
+hash of the rows is kept. With an additive hash, the difference before and after a removal would confirm a guess of the row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PRIMES = (4194301, 4194287, 4194277, 4194271)
 """The four largest primes below 2^22."""
 
 VECTORS_PER_PRIME = 3
-"""Random vectors for each prime: wrong sums pass with p^-3 < 2^-65."""
+"""Random vectors for each prime. Wrong sums pass with a probability of p^-3 < 2^-65."""
 
 
 class SumCheck:
@@ -49,7 +50,7 @@ class SumCheck:
         self.moments = torch.zeros_like(s.moments)
 
     def _reduce(self, values: Tensor) -> Tensor:  # (..., T)
-        """The residues nearest to zero. Needs |values| <= 2^52."""
+        """The residues nearest to zero, for |values| <= 2^52."""
         return values - self.moduli * torch.round(values / self.moduli)
 
     def _product(self, left: Tensor, right: Tensor, largest: float) -> Tensor:

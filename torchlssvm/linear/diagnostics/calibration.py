@@ -22,8 +22,8 @@ class Calibration:
     Attributes:
         method: "temperature", "platt" or "isotonic".
         values: its numbers, float64: t; a and c of each map; or knots and values of each map, one after the other.
-        sizes: numbers of each map.
-        samples: the number of samples it was fitted on. grouped: whether on leave-group-out scores.
+        sizes: how many numbers each map has.
+        samples: the number of samples in the fit. grouped: True if it was fitted on leave-group-out scores.
     """
 
     method: str

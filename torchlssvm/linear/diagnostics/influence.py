@@ -1,4 +1,4 @@
-"""Influence of samples on scores, loss or accuracy elsewhere: the exact change if they were added, removed or relabelled."""
+"""Influence of samples: the exact change of scores, loss or accuracy if they were added, removed or relabelled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Measure = Callable[[Tensor], Tensor]
 
 
 def check_question(what: str, on: str | Measure, y_val: Any, y_new: Any) -> None:
-    """ValueError for an unknown change or measure, or one without the labels that it needs."""
+    """Raise ValueError for an unknown change or measure, or one without the labels that it needs."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
     if (what == "relabel") != (y_new is not None):
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
@@ -112,7 +112,7 @@ def measure_of(view: HeadView | LinearHead, on: str | Measure, y_val: Any, befor
 
 
 def _after(parts: list[Problem], change: SampleChange, z: Tensor, before: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores after each change: numbers of changes (b,) and scores (b, V, outputs). All pairs are needed at a time."""
+    """Scores after each change: numbers of changes (b,) and scores (b, V, outputs) of all pairs together."""
     # 2**22: changed scores that are held at a time: 32 MB
     step = max(1, min(WHITENED_ROWS, 2**22 // max(1, before.numel())))
     width = before.shape[1] // len(parts)
@@ -157,7 +157,7 @@ def _moves(
 
 
 def _from_nothing(problem: Problem, change: SampleChange, number: int, z: Tensor) -> Tensor:
-    """Scores (V, outputs) after a change that leaves none of the present samples of a problem as it was: a new solve."""
+    """Scores (V, outputs), by a new solve, after a change that leaves none of a problem's present samples as it was."""
     rows, view = change.rows(number), problem.view
     outputs = 1 if problem.pair is not None else view.num_classes
     weights = problem.class_weights(problem.counts_after(change)[number])
@@ -197,7 +197,7 @@ GOOD_SIGN = {
     ("remove", "loss"): 1.0, ("remove", "accuracy"): -1.0, ("relabel", "loss"): 1.0, ("relabel", "accuracy"): -1.0,
     ("add", "loss"): -1.0, ("add", "accuracy"): 1.0,
 }  # fmt: skip
-"""Sign that marks a sample as helpful, for each kind of change and measure: e.g. the loss rises when it is removed."""
+"""Sign that marks a sample as helpful, by kind of change and measure. Removing a helpful sample raises the loss."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,10 @@ class Influential:
     """Samples (or groups) at both ends of the ranking, the strongest first.
 
     Attributes:
-        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most:
-            without the helpful ones the model would be worse, without the harmful ones better.
-        help, harm: for each, how much: the change of loss or accuracy, as a number > 0.
-        helpful_ids, harmful_ids: their ids (or the names of the groups), where these were given.
+        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most. The
+            model would be worse without the helpful samples, and better without the harmful ones.
+        help, harm: the size of each effect, the change of loss or accuracy as a number > 0.
+        helpful_ids, harmful_ids: their ids (or the names of the groups), if given.
         change: the change for every sample or group (n,), as ``head.influence`` returns it.
     """
 
@@ -242,7 +242,7 @@ def names_of(ids: Any, groups: Any, samples: int) -> list[Any] | None:
 
 
 def rank(change: Tensor, what: str, on: str, count: int, names: list[Any] | None) -> Influential:
-    """Both ends of the ranking. change: (n,); equal ones in the order of their rows."""
+    """Both ends of the ranking. Equal changes are in the order of their rows. change: (n,)."""
     good = GOOD_SIGN[what, on] * change
     ends, amounts = [], []
     for value in (good, -good):

@@ -29,7 +29,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 from torchlssvm.linear.discriminant_rule import within_class
 
 DISCRIMINANT_LOSS = 1e-4
-"""Error bound, relative, from which leave-one-out scores of the discriminant come with a warning; errors are far below it."""
+"""Relative error bound from which leave-one-out scores of the discriminant cause a warning. Real errors are far lower."""
 
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
@@ -114,9 +114,9 @@ def _write(problem: Problem, change: SampleChange, some: Tensor, out: Tensor) ->
 
 
 def _joint_leverage(U: Tensor, d: Tensor) -> Tensor:
-    """The largest eigenvalue (b,) of D^(1/2) G D^(1/2), for one sample its leverage; or its bound, the trace, if that is low.
+    """The largest eigenvalue (b,) of D^(1/2) G D^(1/2), which is the leverage of one sample; or the trace, if that is low.
 
-    U: (b, L, D); d: (b, L).
+    The trace is an upper bound of the eigenvalue. U: (b, L, D); d: (b, L).
     """
     V = U * d.sqrt()[..., None]
     bound = V.square().sum((1, 2))
@@ -132,7 +132,7 @@ def _check_leverages(change: SampleChange, leverage: Tensor) -> None:
     if not len(leverage):
         return
     top, at = torch.stack([value.to(leverage.dtype) for value in leverage.max(0)]).tolist()  # one read of the device
-    # 1e-6: rounding that the leverage of samples held, at most 1, may have: beyond it they are other samples
+    # 1e-6: the leverage of samples held is at most 1 plus this rounding; beyond it, the samples are not held
     if top > 1 + 1e-6:
         what = "sample" if change.members is None else "the group of sample"
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Leave-one-out and influence of a :class:`~torchlssvm.MarginHead`: exact, with active sets that move.
+"""Exact leave-one-out and influence of a :class:`~torchlssvm.MarginHead`, whose active sets change with the samples.
 
-Removals of one sample share an inverse for each class: each is a small system on products with it (see
-:mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals that cannot be decided that way, are made on a
-copy of the head, one after the other. Standardised features keep the scale of all samples held.
+All removals of a single sample use the same inverse for each class. Each removal solves a small system made of products with
+this inverse (see :mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals that cannot be decided that
+way, are made on a copy of the head, one after the other. Standardised features keep the scale of all samples held.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
 NEAR_SAMPLES = 2048
-"""Number of samples of a class that are checked first, those of the least reach. Their products take 34 MB."""
+"""Number of samples of a class that are checked first: those with the least reach. Their products need 34 MB."""
 
 
 class ClassSystem:
@@ -71,7 +71,7 @@ class ClassSystem:
     def removed(self, slots: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Changes of the weights (J, b), in grid units, and of the intercept (b,), and whether each is proven (b,).
 
-        slots: (b,) places of active samples, each of which is removed alone; share: (b,) of its copies.
+        slots: (b,) places of active samples, each of which is removed alone; share: (b,) the removed share of its copies.
         """
         weight = self.weight[slots]
         gone = Removals(
@@ -105,7 +105,7 @@ class ClassSystem:
 def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
-    """Changes of samples; RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
+    """Changes of samples. Raises RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
     head._fitted_weights()  # NotFittedError without samples
     batch = head._check(x, y, weight, gridded=gridded)
     if batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
@@ -137,7 +137,7 @@ def changed_weights(
 ) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
     """Weights after some changes (c,): the numbers of changes (b,), a class, its weights (J, b) or (J, 1) and intercepts.
 
-    Weights are in grid units. Classes that keep the weights they have are left out; what comes later replaces what came before.
+    Weights are in grid units. Classes whose weights do not change may be omitted. A later result replaces an earlier one.
     """
     step, twin, made = head._solver.scale.step, None, None
     undecided = torch.ones(changes.count, dtype=torch.bool, device=head.device)
@@ -159,7 +159,7 @@ def changed_weights(
 def _removals(
     head: MarginHead, changes: SampleChange, some: Tensor, undecided: Tensor
 ) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
-    """Weights without each of some samples, as :func:`changed_weights`; ``undecided`` tells which need another way."""
+    """Weights without each of some samples, as :func:`changed_weights`. ``undecided`` marks those that need a copy."""
     slots, old, step = changes.slots, changes.old, head._solver.scale.step
     assert slots is not None
     assert old is not None
@@ -205,7 +205,7 @@ def _make(head: MarginHead, changes: SampleChange, i: int, sign: int) -> None:
 def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gridded: bool = False) -> Tensor:
     """Scores (B, K) of samples held without them; see :meth:`torchlssvm.MarginHead.leave_one_out`.
 
-    ``gridded``: the rows are normalized and on the grid already.
+    ``gridded``: the rows are already normalized and on the grid.
     """
     changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
     w, b = head._solve()

@@ -69,11 +69,12 @@ def mean_eigenvalue(head: MarginHead) -> float:
 
 
 def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole: bool = True) -> Tensor:
-    """Errors (r,) of the samples of each fold by weights that were learned from the others.
+    """Errors (r,) of the samples of each fold by weights that were learned from the other folds.
 
-    All folds and classes descend together from the largest rho to the smallest, each from where the one before ended. The
-    weights are near their minimum, not at it. Rows are taken in the order in which they are saved, so that the errors
-    depend on the samples alone. ``whole=False`` ends where errors have clearly risen twice: the others are infinite then.
+    The search runs from the largest rho to the smallest, for all folds and classes together, and starts at each rho from the
+    weights of the one before. The weights are near their minimum, but not exactly there. Rows are read in the order in which
+    they are saved, so that the errors depend on the samples alone. With ``whole=False`` the search ends once errors have
+    clearly risen twice, and the remaining errors are infinite.
     """
     rows, solver, K = head.samples, head._solver, head.num_classes
     order = rows.saved_order()
@@ -81,7 +82,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     used = fold.unique().tolist()
     if len(used) < 2:
         raise ValueError(f"all samples are in one of {folds} folds: there are too few to choose by")
-    # 2000: distinct samples tested at each value; with more, the first folds alone: the standard error is 1 % then
+    # 2000: distinct samples tested at each value. With more, only the first folds are used; the standard error is then 1 %
     used = used[: -(-2000 * len(used) // rows.n)]
     signs = code_labels(labels, K).repeat(1, len(used))
     weight = torch.empty_like(signs)

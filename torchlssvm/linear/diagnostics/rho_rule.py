@@ -1,7 +1,7 @@
 """The rule "gcv": rho chosen from the statistics alone, out of candidates that do not depend on the build or thread count.
 
-Candidates are powers of two in a window around the mean eigenvalue, so that a rounding error in that moves the ends of the
-window at most. Errors that differ by rounding count as equal, and of equal ones the largest rho is taken.
+Candidates are powers of two in a window around the mean eigenvalue, so that a rounding error in the eigenvalue can only move
+the ends of the window. Errors that differ by rounding count as equal. Among equal errors, the largest rho is chosen.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.statistics import Statistics
 
 LEAST_SAMPLES = 10
-"""Fewest samples for choosing rho; with fewer, or with one class only, the expected error cannot be estimated."""
+"""Fewest samples for choosing rho. With fewer samples, or only one class, the expected error cannot be estimated."""
 
 LOWEST_POWER, HIGHEST_POWER = -20, 10
 """Window of the candidates, in powers of two times the mean eigenvalue: 1e-6, above which systems are solved to ten digits, to
 1e3, where nothing is learned."""
 
 TIE_TOLERANCE = 1e-7
-"""Errors within this share of the least count as equal: far above rounding (1e-12), far below what a sample changes."""
+"""Errors within this share of the least count as equal. It is far above rounding (1e-12), and far below one sample's effect."""
 
 MINIMUM_TOLERANCE = 1e-6
-"""How far, relatively, the error of a recorded rho may lie above the least one recomputed: ten times a tie's."""
+"""Largest relative excess of the error of a recorded rho over the least recomputed error: ten times that of a tie."""
 
 
 def candidates(view: HeadView) -> Tensor:
@@ -58,7 +58,7 @@ def choose(view: HeadView) -> float | None:
 
 
 def excess(view: HeadView, rho: float) -> float:
-    """How far, relatively, the error of a rho lies above the least of all candidates; infinite for any other rho."""
+    """Relative excess of the error of a rho over the least error of all candidates; infinite if rho is not a candidate."""
     path = rho_path(view, candidates(view), "gcv")
     mine = path.errors[path.rhos == rho]
     least = float(path.errors[path.errors.isfinite()].amin())

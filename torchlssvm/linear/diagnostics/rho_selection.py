@@ -34,7 +34,7 @@ class RhoPath:
     """Result of a choice of rho.
 
     Attributes:
-        rho: the value with the least error; of equal ones, as accuracies often are, the largest.
+        rho: the value with the least error. Among equal errors, which are common with accuracies, it is the largest value.
         rhos, errors: all values (r,) and their errors (r,), a mean squared error or a share of wrong predictions.
         dof: effective degrees of freedom (r,), for a head with one system.
         method: "gcv", "loo" or "kfold".
@@ -96,14 +96,14 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
 
 
 def decided(path: RhoPath) -> RhoPath:
-    """The path; ValueError if it decides nothing."""
+    """Return the path. Raises ValueError if it decides nothing."""
     if math.isnan(path.rho):
         raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
     return path
 
 
 def best_of(values: Tensor, errors: Tensor) -> float:
-    """The value with the least error; of equal ones the largest; NaN if no error is finite."""
+    """The value with the least error, the largest value in a tie, or NaN if no error is finite."""
     finite = errors.isfinite()
     if not bool(finite.any()):
         return math.nan
@@ -133,7 +133,7 @@ def check_rhos(rhos: Any, device: torch.device) -> Tensor:
 
 
 def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
-    """The samples; their number in each class must match the head's."""
+    """The samples, whose number in each class must match the head's."""
     samples = check_samples(view, x, y, weight)
     given = samples.weight.sum().expand(view.num_classes)
     if samples.y.ndim == 1:
@@ -204,7 +204,7 @@ def _wrong_left_out(parts: list[Problem], samples: SampleChange, rhos: Tensor, m
 def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None, ids: Any, score: str) -> Tensor:
     """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
 
-    With w and b learned without fold f, its squared error is, from its own moments about its own means m and t,
+    For w and b learned without fold f, the squared error of the fold follows from its moments about its own means m and t:
     T - 2 w . V + w . M w + n |t - m w - b|^2.
     """
     view = parts[0].view
@@ -244,7 +244,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
 
 
 def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
-    """w (J, K) and b (K,) for features as they are, of the model that has learned ``kept``, and its scale from it."""
+    """w (J, K) and b (K,) for the original features, of the model that has learned ``kept`` and takes its scale from it."""
     (w, b), J = own.weights(rho), view.in_features
     standard = standardization(kept) if kept.scale else None
     if view.intercept == "penalized":
@@ -262,7 +262,7 @@ def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
 
 
 def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
-    """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
+    """Summed weights (r,) of the samples of a fold that are misclassified by a model trained without the fold."""
     view, labels = parts[0].view, samples.y
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
     v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)

@@ -42,7 +42,7 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
 def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None, *, grouped: bool = False) -> None:
     """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches.
 
-    ``grouped``: they are leave-group-out scores.
+    ``grouped``: True if they are leave-group-out scores.
     """
     with head._lock:
         scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
@@ -54,7 +54,7 @@ def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = Non
 def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
     """Return the leverage (B,) of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu). x: (B, J).
 
-    ``relative``: divide by the mean over the samples held; 10 then means ten times as far away as an average sample.
+    ``relative``: divide by the mean over the samples held. A value of 10 then means ten times as far away as an average sample.
     """
     with head._lock, torch.inference_mode(False), torch.no_grad():
         view = head._view()

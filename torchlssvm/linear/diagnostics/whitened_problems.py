@@ -1,4 +1,4 @@
-"""Least-squares problems of a head, one (one-vs-rest, float targets) or one for each pair, as diagnostics see them."""
+"""The least-squares problems of a head for the diagnostics: one (one-vs-rest, float targets), or one for each pair."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 WHOLE_SHARE = 1 - 1e-12
-"""Share of the weight held above which samples count as all samples: float64 weights add up only to rounding."""
+"""Share of the weight held above which samples count as all samples, since float64 weights add up only to rounding."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class HeadView:
         return resolve_rule(self.options.rule, self.statistics)
 
     def require_least_squares(self, name: str) -> None:
-        """ValueError unless the weights come from least squares."""
+        """Raise ValueError unless the weights come from least squares."""
         if self.rule != "least_squares":
             raise ValueError(f"{name} is defined for rule='least_squares'; this head has rule={self.rule!r}")
 
@@ -118,11 +118,11 @@ class SampleChange:
 
     Attributes:
         x: (B, J) rows as given; for a margin head in steps of its grid.
-        old, new: labels (B,) or real targets (B, K) before and after; None for not held.
+        old, new: labels (B,) or real targets (B, K) before and after; None if the samples are not held then.
         weight: (B,) how often each was added.
-        members: rows of each change of several samples; None where each sample is a change.
-        slots: (B,) places of the rows that a margin head holds; None where they are to come.
-        heaviest: the largest weight of a change where it is known without asking the device, else None.
+        members: rows of each change of several samples; None if each sample is a change.
+        slots: (B,) places of the rows that a margin head holds; None if the rows are not held yet.
+        heaviest: the largest weight of a change, if it is known without a read from the device; otherwise None.
     """
 
     x: Tensor
@@ -176,7 +176,7 @@ class SampleChange:
         return values.new_zeros(self.count).index_add_(0, self.number, values)
 
     def check_rest(self, held: float) -> None:
-        """ValueError if a change leaves no samples: an empty model gives no scores. held: their number before."""
+        """Raise ValueError if a change leaves no samples, since an empty model has no scores. held: their number before."""
         if self.new is not None or not len(self):
             return
         heaviest = float(self.summed(self.weight).max()) if self.heaviest is None else self.heaviest
@@ -199,7 +199,7 @@ def check_groups(groups: Any, count: int, device: torch.device) -> list[Tensor] 
 
 
 def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None) -> SampleChange:
-    """Samples as the head would take them in, to be left out; raises what ``add`` would."""
+    """Check samples to be left out, with the same errors as ``add``."""
     stats = view.statistics
     rules = BatchRules(
         view.in_features, view.num_classes, view.device, stats.exact, view.choices, normalize=stats.normalize
@@ -330,7 +330,7 @@ class Problem:
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
 
     def whitened(self, weights: Tensor | None) -> Whitened:
-        """As :meth:`solved`, from the head's own solve where that is the one."""
+        """As :meth:`solved`, but taken from the head's own solve if that is the same system."""
         shared = self.pair is None and not self.view.options.follows_counts
         return self.view.system if shared else self.solved(weights)
 
@@ -352,14 +352,14 @@ class Problem:
         return change.summed(old + new).nonzero()[:, 0]
 
     def stays(self, change: SampleChange) -> Tensor:
-        """Mask (changes,) of those after which some of the present samples are still as they were."""
+        """Mask (changes,) of the changes after which some of the present samples are still as they were."""
         return change.summed(self.sample_weights(change.old, None, change.weight)) < self.total * WHOLE_SHARE
 
     def blocks(self, change: SampleChange, some: Tensor) -> Iterator[tuple[Tensor | None, list[tuple[Tensor, Tensor]]]]:
         """Some changes by the class weights after them: these weights, and numbers (b,) and rows (b, L) of the changes.
 
-        A change is judged in the system that has the samples as *before* it and class weights as *after* it. Changes after
-        which none of the present samples stays have no such system; they are left out. some: the numbers of the changes.
+        A change is judged in the system with the samples from *before* it and the class weights from *after* it. A change that
+        leaves none of the present samples has no such system and is omitted. some: the numbers of the changes.
         """
         if change.heaviest is None or change.heaviest >= self.total * WHOLE_SHARE:
             some = some[self.stays(change)[some]]
@@ -386,9 +386,9 @@ class Problem:
         return Move(U, joint_change(U, delta, c, f), f, delta)
 
     def spectrum(self, weights: Tensor | None, stats: Statistics | None = None) -> Spectrum:
-        """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own.
+        """The eigendecomposition for every rho, with these class weights. ``stats``: used instead of the head's statistics.
 
-        Features are standardised as those statistics have it, where the head solves so.
+        If the head solves for standardised features, the same statistics standardise them.
         """
         view = self.view
         mine = stats is None
