@@ -1,17 +1,17 @@
-r"""From scores to probabilities: temperature, Platt's sigmoid, isotonic regression; and how well they are calibrated.
+r"""Maps from scores to probabilities (temperature, Platt's sigmoid, isotonic regression), and measures of their calibration.
 
-Each map is fitted by minimizing a convex function of (score, label) pairs, to convergence and from a fixed start, so it is a
-function of the pairs alone: fitted again after a removal it equals the map fitted from scratch on the rest.
+Each map minimizes a convex function of (score, label) pairs. The minimization starts at a fixed point and runs to convergence,
+so the map depends on the pairs alone. A map fitted again after a removal therefore equals a map fitted only on the rest.
 
 Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t > 0
 Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s + c)))
 Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
 
-Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
-(n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
+The targets are those of Platt (1999), (n_+ + 1) / (n_+ + 2) and 1 / (n_- + 2). They lie slightly inside 0 and 1, so separable
+scores give finite parameters. With several classes, the probabilities are normalized to a sum of one.
 
-A temperature keeps the order of the scores, so the most probable class is the predicted one. The others fit the border between
-classes to the data: near the border, the most probable class may differ from the one with the largest score.
+A temperature keeps the order of the scores, so the most probable class is the predicted one. The other two maps also move the
+border between classes. Near the border, the most probable class may therefore differ from the one with the largest score.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 
 
 def least_squares(scores: Tensor) -> Tensor:
-    """(1 + s) / 2, projected to rows >= 0 that sum to 1 (B, K): a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
+    """Project (1 + s) / 2 to rows >= 0 that sum to 1 (B, K). A least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
 
-    The projection (Euclidean; Held, Wolfe, Crowder 1974) subtracts one number from a row and clips it at 0, so the order of
-    classes is that of their scores.
+    The Euclidean projection (Held, Wolfe, Crowder 1974) subtracts one number from each row and clips the row at 0, so it keeps
+    the classes in the order of their scores.
     """
     p = (1.0 + scores) / 2
     sorted_, _ = p.sort(1, descending=True)
@@ -38,10 +38,10 @@ def least_squares(scores: Tensor) -> Tensor:
 def minimized(
     theta: Tensor, loss: Callable[[Tensor], Tensor], newton_step: Callable[[Tensor], Tensor], low: float, high: float
 ) -> Tensor:
-    """The minimum of a convex loss by Newton's method with halved steps (Lin, Lin, Weng 2007), between bounds.
+    """Minimize a convex loss between bounds by Newton's method with halved steps (Lin, Lin, Weng 2007).
 
-    It ends when a step moves the parameters by 1e-12 of their size; ten steps are usual. An increase of the loss by 1e-13 is
-    taken for rounding.
+    The method stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps. An increase of
+    the loss by up to 1e-13 of its value is treated as rounding.
     """
     value = loss(theta)
     for _ in range(100):

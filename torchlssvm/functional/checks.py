@@ -1,4 +1,4 @@
-"""Input checks: first all that need no data, then all data-dependent ones in a single read from the device."""
+"""Input checks. Checks that need no data run first; all others share a single read from the device."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The choice between updating and solving again, made in one place.
 
-Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
-statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
-well, J^3. With the L x L part of Theorem 1 the break-even lies between J/6 and J/4 for w alone, and near J/8 when the
-inverse is kept; ``recipes/benchmarks/linear_head.py --only crossover`` measures it.
+Flops for J features and L changed columns: Theorem 1 costs 4 J^2 L if the inverse is kept up to date, and 2 J^2 L for w alone.
+Solving for w from statistics costs J^3 / 3 (one Cholesky factorization, at about half the rate of a matrix product), and
+computing the inverse as well costs J^3. Including the L x L part of Theorem 1, both ways cost the same at L between J/6 and
+J/4 for w alone, and near J/8 with the inverse; ``recipes/benchmarks/linear_head.py --only crossover`` measures this point.
 """
 
 from __future__ import annotations

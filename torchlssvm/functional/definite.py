@@ -1,10 +1,10 @@
-"""A test whether any samples can have the given sums.
+"""A test of whether given sums can be sums over samples.
 
-Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Removing a sample that
-was never added may break that. If it does, some sample was removed that was never added, or was removed twice. G is scaled to
-a unit diagonal, S = D^-1/2 G D^-1/2, which changes no sign and makes features of any scale count alike. Cholesky's
-factorization of S + t I, t = 1e-12 (J + 1), exists for every semidefinite G in spite of rounding (its backward error is
-about 1e-16 (J + 1)), so a failure is a proof. Violations smaller than t go unnoticed.
+The sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. If G is not, then some sample
+was removed that was never added, or was removed twice. The test first scales G to a unit diagonal, S = D^-1/2 G D^-1/2. The
+scaling keeps all signs and gives features of any scale equal influence. For every semidefinite G, S + t I with
+t = 1e-12 (J + 1) has a Cholesky factorization in spite of rounding, whose backward error is about 1e-16 (J + 1). A failed
+factorization therefore proves a wrong removal. Violations smaller than t are not detected.
 """
 
 from __future__ import annotations

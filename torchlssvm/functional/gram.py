@@ -1,14 +1,15 @@
-"""Packed Gram matrices: sums of q q^T, lower half only, at the speed of a matrix product.
+"""Packed Gram matrices: the lower half of sums of q q^T, formed at the speed of a matrix product.
 
-The lower triangle of M = sum q q^T (J x J) is kept as *strips*: strip i holds rows a..b of M and the columns 0..b, so it
-is a contiguous (b - a, b) matrix and is updated by one product of shape (b - a, R) x (R, b). About eight of them do
-9/16 of the work of the whole product. Below the last strip, in the same columns, stand the rows of V = sum z q^T for a few side
-columns z (one-hot labels, a constant, targets), so that they ride along in the last product.
+The lower triangle of M = sum q q^T (J x J) is stored as *strips*. Strip i holds rows a..b and columns 0..b of M as a contiguous
+(b - a, b) matrix, so one product of shape (b - a, R) x (R, b) updates it. With about eight strips, the products do 9/16 of
+the work of the full product. The last strip is extended by the rows of V = sum z q^T for a few side columns z (one-hot labels,
+a constant, targets), so the last product computes V as well.
 
-Products want tall strips, memory wants low ones: sums that are kept, one per class perhaps, have strips of 24 rows once J
-is large (2 % more than the bare triangle at J = 1024, where eight strips take 14 % more). :func:`carry_` adds one to the other.
+Tall strips make products fast, and low strips save memory. Sums that are kept, for example one per class, therefore use strips
+of 24 rows once J is large. At J = 1024 these strips take 2 % more memory than the bare triangle, and eight strips take 14 %
+more. :func:`carry_` adds sums in one layout to sums in the other.
 
-Exactness: with integer q, a float64 product-sum is exact while the sum of the rows' largest squares stays below 2^53.
+Exactness: with integer q, a float64 product is exact while the sum of the rows' largest squares stays below 2^53.
 """
 
 from __future__ import annotations
