@@ -1,9 +1,9 @@
 """The fixed-point grid that turns features into integers.
 
-A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers
-are exact, so they do not depend on the order, the batch size, the device or the number of machines that formed them.
-The cost: x moves by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12.
-This acts like a ridge of the same size, and is negligible while n r^2 / 12 is small compared with rho.
+A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers are
+exact. They therefore do not depend on the order, the batch size, the device or the number of machines that formed them.
+Rounding moves x by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12. This acts like a
+ridge of that size, and is negligible while n r^2 / 12 is small compared with rho.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_STEPS_BITS = 26
 class FixedPoint:
     """A grid with resolution ``limit / 2**bits`` for values in ``[-limit, limit]``.
 
-    ``headroom`` accepts values up to ``limit * 2**headroom`` without changing the resolution; ``grid="auto"`` uses it so
-    that an outlier after the first batch is accepted. Resolutions that are powers of two are the fastest.
+    ``headroom`` extends the range to ``limit * 2**headroom`` at the same resolution. ``grid="auto"`` uses headroom to accept
+    an outlier after the first batch. Resolutions that are powers of two are the fastest.
 
     >>> grid = FixedPoint(limit=4.0, bits=20)
     >>> grid.resolution == 2.0**-18, grid.max_value

@@ -32,10 +32,10 @@ def exactly(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class DeferredInterrupt:
-    """Defers Ctrl-C while a state is changed, until a point where everything can be put back, or until the end.
+    """Defers Ctrl-C while a state changes, until the state can be restored or the change is complete.
 
-    Only the main thread receives signals. In other threads, inside another such context, and where SIGINT is ignored, the
-    context does nothing. Long operations ask at such points: ``if interrupt.arrived: interrupt.hand_over()``.
+    Only the main thread receives signals. The context does nothing in other threads, inside another such context, or if SIGINT
+    is ignored. Long operations check at points where they can stop: ``if interrupt.arrived: interrupt.hand_over()``.
 
     Attributes:
         arrived: True while a Ctrl-C waits.

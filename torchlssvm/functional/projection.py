@@ -1,9 +1,9 @@
 """A random projection that is the same to the bit on every machine, device, thread count and batch size.
 
-A row x is scaled by a power of two and rounded to whole numbers of 20 bits, the weights are whole numbers of 13 bits. Every
-product then has 33 bits, the sum of up to 2^20 of them 53, so a float64 matrix product is exact in whatever order it adds. The
-features of a sample do not depend on the rest of its batch: an added sample can be removed, and statistics summed over any
-partition of the data are equal.
+Each row x is scaled by a power of two and rounded to integers of 20 bits. The weights are integers of 13 bits. A product then
+has 33 bits, and a sum of up to 2^20 products has 53 bits, so a float64 matrix product is exact in every order of summation.
+The features of a sample therefore do not depend on the rest of its batch. So an added sample can be removed, and statistics
+summed over any partition of the data are equal.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
 With the key you can recognise a row; without it you cannot test a guess. A row of integers q is multiplied by four secret
-integer vectors r. Two different rows give the same product with one vector for at most one of the 2^17 values of any single
-entry of r. The four products are folded into two words of 64 bits, by secret odd factors: two different rows share both words
-with a probability of about 2^-68. In memory a row is known by its words, which cost a product of matrices for many rows. They
-would give the vectors away to a reader who knows as many rows as there are columns, so files and messages hold fingerprints: a
-hash of the words under the key, with the row's label and fold.
+integer vectors r. For one vector, two different rows give the same product for at most one of the 2^17 values of any single
+entry of r. Secret odd factors fold the four products into two words of 64 bits. Two different rows share both words with a
+probability of about 2^-68. In memory, the words identify a row, and one matrix product computes them for many rows. A reader
+who knows as many rows as there are columns could compute the vectors from the words. Files and messages therefore hold
+fingerprints instead: a hash of the words, with the row's label and fold, under the key.
 
-The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
-over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
+The products are exact in float64. An entry of q is at most 2^26 steps, an entry of r is less than 2^16 in magnitude, and a
+product covers at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are split into blocks, which are added
+as int64.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _group_key: tuple[weakref.ref[Any], bytes] | None = None  # of the process group
 
 
 def shared_key() -> bytes:
-    """Return the key of this process; within a process group, the key that its ranks share. Runs no collective.
+    """Return the key of this process or, within a process group, the key that its ranks share. Runs no collective.
 
-    The ranks of a group find their key in the group's store: the first one that asks puts it there.
+    The first rank that asks puts the key into the group's store, where the other ranks find it.
     """
     global _group_key
     if not (dist.is_available() and dist.is_initialized()):

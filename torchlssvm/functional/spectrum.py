@@ -1,19 +1,19 @@
 r"""The regularization path: one eigendecomposition, then any number of rho values.
 
-For samples x_i with weights d_i and targets y_i, centred on their weighted means when the intercept is free, let
-G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n samples, T = sum d |y|^2,
+Take samples x_i with weights d_i and targets y_i, centred on their weighted means if the intercept is free. Let
+G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n samples and T = sum d |y|^2,
 
     w(rho)   = Q diag(1 / (s + rho)) R
     dof(rho) = sum_j s_j / (s_j + rho)  (+ 1 for a free intercept), the trace of the hat matrix
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-at a cost of D for each value. If the features are available, V = X Q gives leave-one-out errors for all values,
+Each value of rho costs D operations. If the features are available, V = X Q gives leave-one-out errors for all values,
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
-that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its singular values fall
-exponentially, so V is multiplied by a few dozen singular vectors instead of all values (to 12 digits).
+which are products with the matrix 1 / (s_j + rho_r). This Cauchy matrix is smooth in both indices, so its singular values fall
+exponentially. It is therefore enough to multiply V by a few dozen singular vectors instead of all values (to 12 digits).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Spectrum(NamedTuple):
     def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
         """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
 
-        Three products of a (r, D) matrix with a vector, for any number of values and outputs. With g = 1 / (s + rho), q the
-        mean over outputs of R^2 / s, and sums over the nonzero s,
+        This takes three products of a (r, D) matrix with a vector, for any number of values and outputs. With
+        g = 1 / (s + rho), q the mean over outputs of R^2 / s, and sums over the nonzero s,
 
             rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
 
-        Neither cancels where samples are as few as features: the first terms are zero there, the others small but right.
+        Neither expression cancels if there are as few samples as features: the first terms are zero, the others accurate.
         """
         eps = torch.finfo(self.s.dtype).eps * len(self.s)
         live = (self.s > eps * self.s[-1]).to(self.s.dtype)  # (D,)
@@ -118,7 +118,7 @@ class SpectrumPart(NamedTuple):
 
 
 class ProjectedResiduals(NamedTuple):
-    """From V (B, d) to residuals of all values: V @ narrow of all parts, side by side, then y - beta, times right (q + 1, r).
+    """Maps V (B, d) to the residuals of all values: V @ narrow of all parts and y - beta, side by side, times right (q + 1, r).
 
     V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
     """

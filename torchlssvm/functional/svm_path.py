@@ -1,13 +1,13 @@
 r"""The path of the incremental SVM in torch, for M machines at once (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
-The machines share n samples and their kernel matrix K, and have their own labels, bounds and sets. Numbers in brackets are
-those of Cauwenberghs and Poggio's equations:
+The machines share n samples and their kernel matrix K. Each machine has its own labels, bounds and sets. The equations keep the
+numbers of Cauwenberghs and Poggio:
 
     g_i = sum_j Q_ij alpha_j + y_i b - 1     > 0 in R (alpha = 0), = 0 in S, < 0 in E (alpha = C)                          (2)
     h   = sum_j y_j alpha_j = 0                                                                                          (3)
 
-Diehl and Cauwenberghs move several coefficients together: those that are learned, or unlearned, at rates d while p goes from 0
-to 1. The margin vectors S and b follow, so that (2) and (3) hold for all other samples. In slots of S, slot 0 for b:
+Diehl and Cauwenberghs move several coefficients together. The coefficients that are learned or unlearned move at rates d while
+p goes from 0 to 1. b and the margin vectors S move so that (2) and (3) hold for all other samples. With slot 0 for b,
 
     A = [[0, y_S^T], [y_S, Q_SS]],  R = A^-1                                                                              (7)
     beta = -R [sum y d; Q_S: d]                        rates of b and alpha_S                                            (10)
@@ -15,8 +15,8 @@ to 1. The margin vectors S and b follow, so that (2) and (3) hold for all other 
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                               (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                               (14)
 
-One step moves every machine to its next event. Arrays have a fixed number of slots; those not in use are zero, and masked.
-Everything is float64, on any device, with one synchronisation of host and device in each step.
+One step moves every machine to its next event. Arrays have a fixed number of slots, and unused slots are zero and masked. All
+numbers are float64, on any device. Each step needs one synchronisation of host and device.
 
 Example:
     >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)

@@ -1,16 +1,16 @@
 """From integer statistics to the normal equations, and their solution.
 
-Everything is in grid units: features are the integers q, so with resolution r the matrix is A / r^2 = M + (rho / r^2) I and
-the weights are w r. Nothing is multiplied through, and powers of two change no bit.
+All quantities are in grid units: the features are the integers q. With resolution r, the matrix is therefore
+A / r^2 = M + (rho / r^2) I and the weights are w r. No sum is rescaled, and scaling by a power of two changes no bit.
 
-Free intercept: the system is that of features centred on their mean m / n. M - m m^T / n in floating point loses as many
-digits as the mean is large against the spread (4.6e-8 seen), so the features are first shifted by the integer
-c = round(m / n), in integers:
+With a free intercept, the system uses features centred on their mean m / n. In floating point, M - m m^T / n loses more digits
+the larger the mean is relative to the spread (errors of 4.6e-8 were seen). The features are therefore first shifted, in integer
+arithmetic, by c = round(m / n):
 
     M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c,
 
-exactly, and only the small rest M' - s s^T / n is left to floating point. While no sum exceeds 2^50 float64 does the same
-integer arithmetic, to the bit, in half the time.
+This shift is exact, and floating point computes only the small rest M' - s s^T / n. While no sum exceeds 2^50, float64 gives
+the same integers to the bit, in half the time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def fill_system(
 ) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
 
-    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64). ``about``: centre on this
-    mean c + r instead of that of the groups: with s = sum weight (m - n c) what is left is M' - r s^T - (s - n r) r^T.
+    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64); about: a mean c + r to centre
+    on instead of the mean of the groups. With s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum()
@@ -143,7 +143,7 @@ def fill_system(
 
 
 def clamped_factor(work: Tensor, J: int, floor: Tensor) -> tuple[Factor, Tensor]:
-    """A factor of the system with its eigenvalues raised to ``floor``; also the smallest eigenvalue before.
+    """Factor the system with its eigenvalues raised to ``floor``; also return the smallest eigenvalue before.
 
     Positive semidefinite statistics give eigenvalues >= floor in exact arithmetic, so this only undoes rounding.
     """

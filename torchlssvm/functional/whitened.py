@@ -1,19 +1,19 @@
-r"""A solved system in coordinates in which its inverse is the identity: leave-one-out, influence and leverage in one form.
+r"""A solved system in whitened coordinates, where leave-one-out, influence and leverage are dot products.
 
-With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu), followed by 1 / sqrt(n) for a free intercept (centred on
-the mean, the intercept is a coordinate of its own with diagonal n). Then, for any two samples i and z,
+With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu). A free intercept appends the entry 1 / sqrt(n), because in
+centred features the intercept is a separate coordinate with diagonal n. Then, for any two samples i and z,
 
     g(z, i) = v_z^T A^-1 v_i + 1/n = u_z . u_i,        f(z) = v_z^T w,
 
-and every what-if about samples is a statement about dot products. Samples i in a set I change their weights by
-Delta = diag(delta) and the right-hand side by V_I^T c, where removing a sample of weight d and target y is delta = -d,
-c = -d y; adding it delta = d, c = d y; relabelling it c = d' y' - d y, delta = d' - d. The new system has the matrix
-A + V_I^T Delta V_I, so by the push-through identity, for every z,
+so the effect of every change of samples follows from dot products. Let the samples i in a set I change their weights by
+Delta = diag(delta) and the right-hand side by V_I^T c. Removing a sample of weight d and target y is delta = -d, c = -d y.
+Adding it is delta = d, c = d y. Relabelling it is delta = d' - d, c = d' y' - d y. The new matrix is A + V_I^T Delta V_I. By
+the push-through identity, for every z,
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 (c - Delta f_I),       G = U U^T.
 
-One sample: T = (c - delta f_i) / (1 + delta g_ii). Removing it and asking at itself is the leave-one-out formula,
-y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii); h_i = d g_ii is its leverage. All of it is exact; nothing is refitted.
+For one sample, T = (c - delta f_i) / (1 + delta g_ii). The score of a removed sample at itself is the leave-one-out formula
+y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii), with leverage h_i = d g_ii. All results are exact, without refitting.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Whitened(NamedTuple):
 
 
 def inverse_lower(L: Tensor) -> Tensor:
-    """L^-1 for lower triangular L (n, n), n^3 / 3 flops; what stands above the diagonal of L is not read.
+    """Invert a lower triangular L (n, n) in n^3 / 3 flops. Entries above the diagonal of L are not read.
 
     [[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]].
     """
@@ -95,9 +95,9 @@ def from_inverse(P: Tensor) -> Tensor:
 
 
 def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
-    """T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
+    """Compute T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
 
-    One sample is a division. Past L = D it is cheaper to solve on the other side:
+    For one sample this is a division. If L > D, a (D, D) system is cheaper:
     T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
     """
     L, D = U.shape[-2:]
@@ -123,7 +123,7 @@ def moved_scores(Z: Tensor, U: Tensor, T: Tensor) -> Tensor:
 
 
 def margins(scores: Tensor, y: Tensor) -> Tensor:
-    """The score of the label minus the best other score (B,): negative where the prediction is wrong.
+    """Compute the score of the label minus the best other score (B,), which is negative if the prediction is wrong.
 
     scores: (B, K), K >= 2; y: (B,) labels.
 
