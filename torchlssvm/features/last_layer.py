@@ -1,4 +1,4 @@
-"""The last linear layer of a classifier: where it is, and how to take it off."""
+"""Find and detach the last linear layer of a classifier."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def named_layer(model: nn.Module, path: str) -> LastLayer:
 
 
 def find_last_layer(model: nn.Module) -> LastLayer | None:
-    """The last linear layer of a classifier; None if the model does not show which one it is.
+    """Find the last linear layer of a classifier; None if the model does not show which layer it is.
 
-    It is the end of a Sequential, or the last child with parameters if that has a usual name, or the only ``nn.Linear`` if no
-    layer with parameters comes behind it.
+    The last layer is the end of a Sequential, or the last child with parameters if that child has a usual name, or the only
+    ``nn.Linear`` if no layer with parameters follows it.
     """
     found = _last_layer(model)
     if found is None:

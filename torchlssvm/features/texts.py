@@ -1,4 +1,4 @@
-"""Texts as input of a network: an encoder of Hugging Face transformers from a folder, and its tokenizer."""
+"""Texts as the input of a network: load an encoder of Hugging Face transformers, with its tokenizer, from a folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 
 class Tokenize:
-    """Turn a list of texts into what an encoder takes: ``input_ids`` and ``attention_mask``, padded to the longest text.
+    """Turn a list of texts into the input of an encoder: ``input_ids`` and ``attention_mask``, padded to the longest text.
 
     Args:
-        tokenizer: of transformers, or any callable with the same arguments.
-        max_length: tokens after which a text is cut; None takes the tokenizer's own limit.
+        tokenizer: a tokenizer of transformers, or any callable with the same arguments.
+        max_length: the number of tokens after which a text is cut; None uses the tokenizer's own limit.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None):

@@ -17,11 +17,12 @@ VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)
 class Views(nn.Module):
     """Average the features of a batch and of fixed transforms of it.
 
-    A transform must be fixed: it gives the same result each time, for each sample by itself, and leaves its input as it is. The
-    first batches test that. Random augmentation raises a ValueError, because features that are drawn again cannot be removed.
+    A transform must be fixed: it gives the same result each time, treats each sample by itself, and does not change its input.
+    The first batches test these properties. Random augmentation raises a ValueError, because a sample whose features are drawn
+    again cannot be removed.
 
     Args:
-        module: gives features (B, J) of a batch.
+        module: computes features (B, J) of a batch.
         views: ``"flip"`` (the mirror image) or callables that take a batch and return one.
 
     Example:

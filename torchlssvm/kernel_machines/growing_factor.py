@@ -1,4 +1,4 @@
-"""The Cholesky factor of a matrix that grows by rows: Q = L L^T, [[Q, q^T], [q, s]] = [[L, 0], [l, m]] [[L, 0], [l, m]]^T."""
+"""The Cholesky factor Q = L L^T of a matrix that grows by rows: [[Q, q^T], [q, s]] = [[L, 0], [l, m]] [[L, 0], [l, m]]^T."""
 
 from __future__ import annotations
 

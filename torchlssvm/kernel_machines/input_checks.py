@@ -1,4 +1,4 @@
-"""Input checks of the kernel machines, made before anything changes."""
+"""Input checks of the kernel machines, which run before any state changes."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
+"""The inverse of Q = K + offset 1 1^T + I/C over the samples of a kernel machine, updated as samples are added and removed.
 
-C may differ by class: then 1/C is that of each sample's class.
+If C differs by class, each sample uses the 1/C of its class.
 
-A bulk change leaves the Cholesky factor L of Q, which added rows extend. A removed row gives a term of low rank. Terms are
-collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the inverse
-itself, U (capacity, capacity) in slots, replaces L. From then on, each full V is added to U in one matrix product. A product
-with L costs as much as one with U, so the first update after a bulk change does not need the inverse.
+A bulk change computes the Cholesky factor L of Q. Added rows extend L, and a removed row adds a term of low rank. The terms are
+collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the explicit
+inverse U (capacity, capacity), in slots, replaces L. From then on, one matrix product adds each full V to U. A product with L
+costs as much as a product with U, so the first update after a bulk change does not need the explicit inverse.
 
-``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date,
-and zero up to rounding where no sample is.
+``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y and one of ones). It is always up
+to date, and it is zero up to rounding in slots without a sample.
 """
 
 from __future__ import annotations

@@ -23,21 +23,21 @@ PAIR_FLOPS = 60
 class LagrangianSVM(KernelMachine):
     """f(x) = sum_i y_i alpha_i (k(x, x_i) + 1), alpha = argmin over alpha >= 0 of 1/2 alpha^T Q alpha - 1^T alpha.
 
-    Two classes, with squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). (K + 1 1^T + I/C)^-1 is kept up to date as
-    samples come and go, by the block inverse; alpha is computed when it is read, starting from its last value.
+    The model has two classes and squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). The block inverse keeps
+    (K + 1 1^T + I/C)^-1 up to date as samples are added and removed. Reading alpha computes it, starting from its last value.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
-        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops; alpha
-            is never negative.
-        solver: ``"newton"``, a handful of steps at any C, exact to rounding: alpha is at most eps n C max (K(x, x) + 1) of its
-            largest entry from the solution, 1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples; or ``"iteration"``,
-            equation (3) of the paper, which at a large C takes thousands.
+        tol: the iteration stops when the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0 and the largest move of alpha
+            are at most ``tol``. alpha is never negative.
+        solver: ``"newton"`` takes a handful of steps at any C and is exact to rounding: the error of alpha, relative to its
+            largest entry, is at most eps n C max (K(x, x) + 1) (1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples).
+            ``"iteration"`` is equation (3) of the paper, which takes thousands of steps at a large C.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
-            constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
-        max_iter: the most steps; beyond, ``ConvergenceError`` is raised, and the samples are still held.
+            constant to each row before the kernel is applied. This does not change RBF, so RBF then has no bias.
+        max_iter: the largest number of steps. Beyond it, ``ConvergenceError`` is raised, and the machine keeps its samples.
         device: the device of the state.
 
     Example:

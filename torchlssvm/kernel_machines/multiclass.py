@@ -1,4 +1,4 @@
-"""More than two classes from machines for two, with exact adding and removing passed through."""
+"""Several classes from machines for two classes, with exact adding and removing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Held(NamedTuple):
 class MultiClass(nn.Module):
     """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns.
 
-    Machines that can (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix: each is kept
-    once, and computed once, for all of them.
+    Machines that support it (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix. Each
+    sample is then stored once, and each row computed once, for all machines.
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
@@ -141,10 +141,10 @@ class MultiClass(nn.Module):
 
     @atomically
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life.
+        """Learn samples and return their permanent ids (B,). x: (B, J); y: (B,) labels; weight: (B,), if machines accept it.
 
-        Either every machine learns its part, or none does: if one raises an error, all machines and ids stay unchanged. The
-        same holds for :meth:`remove` and :meth:`relabel`.
+        Either every machine learns its part or no machine does: if one raises an error, all machines and ids stay unchanged.
+        :meth:`remove` and :meth:`relabel` give the same guarantee.
         """
         x = checks.as_tensor(x, "x", self._device)
         kernel, J = self._gram.kernel, self._gram.x.shape[1]
@@ -429,7 +429,7 @@ class MultiClass(nn.Module):
 
 
 class OneVsRest(MultiClass):
-    """K machines, machine k for class k against all others; the score of a class is its machine's decision.
+    """K machines, one for each class against all others. The score of a class is the decision of its machine.
 
     Args:
         machine: an empty machine for two classes, or a function that makes one; it is copied for each class.
@@ -458,9 +458,9 @@ class OneVsRest(MultiClass):
 
 
 class OneVsOne(MultiClass):
-    """One machine for each pair of classes i < j, trained on the samples of these two classes only; scores are votes.
+    """One machine for each pair of classes i < j, trained only on the samples of these two classes. Scores are votes.
 
-    Ties are broken by the sum of the decisions. A pair of classes without samples abstains. Arguments and use are those of
+    The sum of the decisions breaks ties. A pair of classes without samples abstains. The arguments are those of
     :class:`OneVsRest`.
     """
 

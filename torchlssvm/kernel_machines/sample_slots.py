@@ -1,4 +1,4 @@
-"""The samples of a kernel machine in slots, with ids that stay valid for life."""
+"""The samples of a kernel machine in slots, with permanent ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SMALLEST_CAPACITY = 64
 
 
 class SampleSlots:
-    """Rows x (capacity, J) and targets y (capacity, K) in slots, zero where no sample is.
+    """Rows x (capacity, J) and targets y (capacity, K) in slots. Slots without a sample are zero.
 
-    ``columns`` (capacity, K + 1 + carried) holds y, a mask that is one where a sample is, and ``carried`` numbers that follow
-    a sample from slot to slot, infinite for a new one.
+    ``columns`` (capacity, K + 1 + carried) holds y, a mask that is one in slots with a sample, and ``carried`` numbers that
+    move with a sample from slot to slot and are infinite for a new sample.
     """
 
     def __init__(self, J: int, K: int, device: torch.device, carried: int = 0, next_id: int = 0):
@@ -88,9 +88,9 @@ class SampleSlots:
         return self._order
 
     def order_index(self) -> slice | Tensor:
-        """The slots in the order of ids as an index: a slice where possible, which makes a view.
+        """Return the slots in the order of ids as an index: a slice if possible, which makes a view.
 
-        Sums in this order are the same to the bit, whatever slots the samples are in.
+        Sums in this order are the same to the bit, regardless of the slots of the samples.
         """
         if self._in_order is None:
             self._in_order = not self.has_gaps and list(self.slot_of.values()) == list(range(self.top))
@@ -162,10 +162,10 @@ class SampleSlots:
         return left
 
     def rebuild(self, left: dict[int, int], kept: slice | Tensor, X: Tensor, x: Tensor, y: Tensor) -> list[int]:
-        """Keep some samples, close the gaps, and put new ones behind them; returns the ids of the new ones.
+        """Keep some samples, close the gaps, and append new samples; returns the ids of the new samples.
 
-        left: ids and slots of those that stay (:meth:`without`), kept: their slots as an index; X: (n + k, J) their rows and
-        the new ones, x (k, J); y: (k, K).
+        left: ids and slots of the samples that stay (:meth:`without`); kept: their slots as an index; X: (n + k, J) their rows
+        and the new rows x (k, J); y: (k, K).
         """
         n, k, capacity = len(left), y.shape[0], self.capacity
         while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:

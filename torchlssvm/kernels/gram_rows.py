@@ -1,4 +1,4 @@
-"""Samples by position, and rows of their Gram matrix: computed on the samples' device, used and cached on the host."""
+"""Samples by position, and rows of their Gram matrix, computed on the samples' device and cached on the host."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class RowCache:
 
 
 class GramRows:
-    """Rows x of samples on their device, or their Gram matrix if it is precomputed, and rows of K computed from them.
+    """Stores rows x of samples on their device, or a precomputed Gram matrix, and computes rows of K from them.
 
-    Several machines that hold the same samples can share one object: each row is then computed once for all of them. Values in
+    Several machines with the same samples can share one object, which then computes each row once for all machines. Values in
     free positions are undefined.
 
-    RBF on the host is computed here, for speed and to all digits: by the expanded square of x shifted by a centre, so that a
-    common offset costs no digits, and by differences for samples that are far from the centre.
+    On the host, RBF is computed here, for speed and to full precision. The expanded square uses x shifted by a centre, so that
+    a common offset costs no digits. Samples that are far from the centre use differences instead.
 
     Attributes:
         x: (capacity, J), or (capacity, capacity) if the kernel is precomputed.
@@ -114,9 +114,9 @@ class GramRows:
             self.cache.take_over(old_cache)
 
     def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
-        """Take over rows of new samples, and add their values to cached rows.
+        """Store the rows of new samples, and add their values to cached rows.
 
-        A precomputed x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new ones.
+        A precomputed x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new samples.
         """
         if not self.held.any():
             self._centre = None  # to be chosen from these samples
