@@ -142,8 +142,8 @@ class LayerTaps(nn.Module):
     def _widths(self, example: Any, names: Iterable[str]) -> dict[str, int]:
         """Return the pooled width of each layer's output, in the order of the outputs.
 
-        A tensor that two modules return counts once. Outputs (B, K) are left out if other outputs have positions: they are scores of a
-        classifier.
+        A tensor that two modules return counts once. If some outputs have positions, outputs (B, K) are left
+        out, because they are the scores of a classifier.
         """
         mask, seen = _mask_of(example), dict[str, Tensor]()
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the incremental SVM: tensors only, for a machine of any size."""
+"""Checkpoints of the incremental SVM, made of tensors only, for a machine of any size."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def save(content: Content) -> dict[str, Tensor]:
 
 
 def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cache_bytes: int) -> Content:
-    """Read what :func:`save` wrote; if it does not pass the certificate with this kernel, solve again.
+    """Load a state written by :func:`save`. If the state does not pass the certificate with this kernel, solve again.
 
-    Raises ValueError if it is not the state of a machine, or if the kernel does not match.
+    Raises ValueError if the input is not the state of a machine, or if the kernel does not match.
     """
     _check_parts(state, kernel)
     x = state["x"].detach()

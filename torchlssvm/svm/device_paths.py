@@ -1,4 +1,4 @@
-"""The path on a device other than the CPU, by :mod:`~torchlssvm.functional.svm_path`: of a machine, and of copies of it."""
+"""Paths of a machine, and of copies of it, on a device other than the CPU, by :mod:`~torchlssvm.functional.svm_path`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copies(rows: KernelRows, margin: MarginSet, M: int) -> Machines:
 def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (capacity,)
     """Move coefficients outside S at rates d while p goes from 0 to 1, as :class:`~torchlssvm.svm.path.Path` does on the host.
 
-    Returns the number of steps; 0 if the path cannot be followed. ``rest`` is computed from the kernel.
+    Returns the number of steps, or 0 if the path cannot be followed. ``rest`` is computed from the kernel.
     """
     s = rows.samples
     held = np.flatnonzero(s.ids >= 0)

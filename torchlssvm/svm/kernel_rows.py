@@ -1,4 +1,4 @@
-"""Rows of Q = y y^T K of one machine's samples."""
+"""Rows of Q = y y^T K for the samples of one machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SPARSE_SHARE = 4
 
 
 class KernelRows:
-    """Rows of Q, from rows of K that the machine has for itself or shares with others.
+    """Rows of Q, computed from rows of K that belong to the machine or are shared with other machines.
 
     Attributes:
         gram: x and rows of K.
-        places: (capacity,) int64 position in ``gram`` of each sample; None where the two are the same, and gram is the
-            machine's own.
+        places: (capacity,) int64 position in ``gram`` of each sample; None if ``gram`` belongs to the machine alone, in which
+            case both positions are the same.
     """
 
     def __init__(self, samples: Samples, gram: GramRows, places: Array | None = None):

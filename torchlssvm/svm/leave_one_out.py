@@ -1,18 +1,18 @@
-r"""Leave-one-out: every support vector unlearned, from one tableau; the span rule.
+r"""Leave-one-out by unlearning every support vector from one tableau, and by the span rule.
 
 Let P be b and the margin vectors S, M = [[0, y^T], [y, Q]] over b and all samples, R = (M_PP)^-1 (7). *Column* k of the tableau
-holds the effect of a unit of k, a in P being moved so that g_S = 0 and (3) still hold:
+holds the effect of a unit change of k, while the coefficients a of P move so that g_S = 0 and (3) still hold:
 
     k outside P: alpha_k grows by 1.   u_k[P] = beta_k = -R M_Pk (10),  u_k[i] = gamma_ik = M_ik + M_iP beta_k (12)
     k inside P:  g_k grows by 1.       u_k[P] = R_Pk,                   u_k[i] = M_iP R_Pk
 
-An event exchanges the two for one k: (13) where it enters S, (14) where it leaves. Both are the same *pivot* on p = u_k[k]:
+An event moves one k from one case to the other: (13) if k enters S, (14) if it leaves. Both are the same *pivot* on p = u_k[k]:
 
     w = u_k with w[k] = 1;    u_j <- u_j with u_j[k] = 0, minus w u_j[k] / p;    u_k <- w / p
 
-So a path needs no matrix of its own. It keeps (k, p, w) of its events. A column of its tableau is a column of the common one,
-pivoted once for each event. Paths track the support vectors and the nearest reserve vectors only. Where a path ends, every
-sample is checked: if (2) and (3) hold for all, the end is the solution.
+So a path needs no matrix of its own. It stores (k, p, w) of its events, and a column of its tableau is a column of the common
+tableau, pivoted once for each event. A path tracks only the support vectors and the nearest reserve vectors. At its end, every
+sample is checked: if (2) and (3) hold for all samples, the end is the solution.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ class PathStart(NamedTuple):
 
 
 class RemovalPaths:
-    """The paths on which samples c (B,) leave, all inside S or all outside, one event of each at a time.
+    """The paths on which samples c (B,) leave. All c are inside S, or all are outside. Each step takes one event of every path.
 
-    Event e of a path pivots on ``keys[e]`` with W[e]. A later pivot subtracts share_e W_e from a column, where share_e is the
-    column's entry keys[e] after the pivots before e, divided by the pivot: share = T entries, where T is the inverse of a lower
-    triangle. A pivot sets its own entry to 0 first, so that earlier values do not count there: these entries are -U share,
-    U[e, f] = W[f, keys[e]], f >= e.
+    Event e of a path pivots on ``keys[e]`` with W[e]. To pivot a column, event e subtracts share_e W_e from it. share_e is the
+    column's entry keys[e] after the pivots before e, divided by the pivot. So share = T entries, where T is the inverse of a
+    lower triangle. A pivot first sets its own entry to 0, so earlier values of that entry do not count. The entries keys[e]
+    are therefore -U share, U[e, f] = W[f, keys[e]], f >= e.
     """
 
     def __init__(self, t: PathStart, m: int, c: Array, alpha: Array, g: Array, stop_below: float):  # (B,) each
@@ -362,11 +362,11 @@ class Paths:
         return found
 
     def _ends(self, c: Array, moved: Array, beta: Array) -> tuple[Array, Array]:  # (B,), (B, N) twice -> (B,), (k,)
-        """Return g_c where paths end, and the positions of untracked samples that are on the wrong side there.
+        """Return g_c at the ends of paths, and the positions of untracked samples that are on the wrong side there.
 
-        Both follow from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be the residuals
-        of (3) and g_S, which should be 0: moving a by -R r makes them so, and changes g_c by beta_c^T r. The result is NaN
-        where r is not small, or a tracked sample is on the wrong side by more than rounding and r.
+        Both follow from the moves of the coefficients. beta is beta_c at the end, zero outside P. The residuals r of (3) and
+        g_S should be 0. Moving a by -R r makes them 0 and changes g_c by beta_c^T r. The result is NaN if r is not small, or
+        if a tracked sample is on the wrong side by more than rounding and r.
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]

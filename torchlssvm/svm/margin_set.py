@@ -1,25 +1,25 @@
-r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
+r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a path watches.
 
-Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; a = [b; alpha_S],
-A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] of a sample i that enters,
+The letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors. Let a = [b; alpha_S],
+A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] for a sample i that enters,
 
     beta_i = -R h                                          the rates of a for a unit of alpha_i                    (10)
     gamma_i = Q_ii + h^T beta_i                            the rate of its own g_i                                 (12)
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                         (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                         (14)
 
-Many margin vectors enter and leave at once, by the block forms of (13) and (14). With the columns H = [y_c; Q_Sc] of k samples
-c that enter, and V = -R H,
+The block forms of (13) and (14) let many margin vectors enter and leave at once. For k samples c that enter, with the columns
+H = [y_c; Q_Sc] and V = -R H,
 
     Gamma = Q_cc + H^T V                                                                                          (12)
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
-the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
+Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in the
+span of S and of earlier samples. Copies do, and so do all samples beyond J + 1 with a linear kernel. They are left out.
 
-R is stored as R + V^T diag(f) V, with a row of V for each pending event, which are added to R a few at a time.
-To start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
+R is stored as R + V^T diag(f) V, with a row of V for each pending event. Pending events are added to R a few at a time. To
+start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class Watch:
 
 
 class MarginSet:
-    """The arrays of S: slot 0 is for b, the others for margin vectors. A free slot is zero in all of them.
+    """The arrays of S. Slot 0 is for b, the others are for margin vectors. A free slot is zero in all arrays.
 
     Attributes:
         A: (slots, slots).
         QS: (slots, capacity) rows of Q; row 0 is y.
         W: (slots, columns) the columns of QS that are watched, or QS itself.
-        at: (slots,) int64, the position of each slot.
-        used: (slots,) 1.0, or 0.0 where the slot is free.
+        at: (slots,) int64, the position of the sample in each slot.
+        used: (slots,) 1.0, or 0.0 if the slot is free.
         a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
-        top: slots in use lie below.
+        top: an upper limit; all slots in use lie below it.
     """
 
     _R: Array  # (slots, slots) without the pending events
@@ -229,9 +229,9 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """Prepare a walk: return the samples that it watches, all of them or those near the margin and the driven ones.
+        """Prepare a walk and return the samples that it watches: all samples, or those near the margin and the driven ones.
 
-        Where the walk ends, every g is computed, and samples on the wrong side that were not watched are learned then. A margin
+        At the end of the walk, every g is computed. Samples on the wrong side that were not watched are learned then. A margin
         vector is watched from the moment it leaves S.
         """
         self.ensure_R()
@@ -381,9 +381,9 @@ class MarginSet:
     # -- many at a time ------------------------------------------------------------------------------------------------
 
     def exchange(self, out: Array, into: Array, rows: Array) -> Array:  # (k,), (l,), (l, capacity) -> (r,)
-        """Take positions ``out`` out of S and ``into`` into it, and update R; alpha, side and rest do not change.
+        """Remove positions ``out`` from S, add positions ``into``, and update R; alpha, side and rest do not change.
 
-        Returns the positions, of ``into`` if possible, that lie in the span of the others: they do not become margin vectors.
+        Returns the positions, of ``into`` if possible, that lie in the span of the others. They do not become margin vectors.
         """
         self.watched = None
         self._apply_pending()
@@ -470,9 +470,9 @@ class MarginSet:
         self.top = int(self.used.nonzero()[0][-1]) + 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
-        """Factor A, and drop samples that lie in the span of the others, of those in slots ``late`` if possible.
+        """Factor A, and drop samples that lie in the span of the others, preferably samples in slots ``late``.
 
-        Returns the positions dropped. keep_dependent: drop none; where there would be any, A is not factored.
+        Returns the dropped positions. keep_dependent: drop no sample; if one would have to be dropped, A is not factored.
         """
         if self._R_is_made:
             self._R[:] = 0.0
@@ -576,7 +576,7 @@ def _tensor(values: Array) -> Tensor:
 
 
 def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k), (k,) -> (r,), (r, r)
-    """The columns that are not in the span of those before them (a pivot above ``floor``), and their Cholesky factor.
+    """Find the columns that are not in the span of earlier columns (a pivot above ``floor``), and their Cholesky factor.
 
     Example:
         >>> Gamma = torch.tensor([[4.0, 4.0, 2.0], [4.0, 4.0, 2.0], [2.0, 2.0, 2.0]], dtype=torch.float64)
@@ -629,9 +629,9 @@ class BorderedFactor(NamedTuple):
 
 
 def factor_bordered(Q: Tensor, y: Tensor, share: float) -> tuple[Array, BorderedFactor]:  # (k, k), (k,) -> (r,)
-    """The samples that are not in the span of those before them, to ``share`` of their terms, and the factor of their A.
+    """Find the samples that are not in the span of earlier samples, to ``share`` of their terms, and the factor of their A.
 
-    The first one is S = {0}, R = [[-Q_00, y_0], [y_0, 0]].
+    The first sample gives S = {0}, R = [[-Q_00, y_0], [y_0, 0]].
 
     Example:
         >>> y = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)

@@ -1,12 +1,12 @@
-r"""The path: coefficients move from p = 0 to 1 while every other sample keeps its Kuhn-Tucker conditions (2), (3).
+r"""The path: coefficients move as p goes from 0 to 1, while every other sample keeps its Kuhn-Tucker conditions (2), (3).
 
-Let coefficients outside S move at rates d, dp being the unit, and let force = Q d. Then
+Coefficients outside S move at rates d per unit of p. With force = Q d,
 
     beta = -R [sum y d; force_S]                    the rates of a = [b; alpha_S] that keep g_S = 0 and sum y alpha = 0  (10)
     gamma_i = force_i + Q_iS beta_S + y_i beta_0    the rate of g_i                                                    (12)
 
-Between events every rate is constant. An event is a margin vector that comes to a bound and leaves S (14), or a watched sample
-whose g comes to 0 and enters it (13). beta is then updated with the same vector as R, which costs less than (10).
+Between events every rate is constant. At an event, a margin vector reaches a bound and leaves S (14), or the g of a watched
+sample reaches 0 and the sample enters S (13). beta is then updated with the same vector as R, which costs less than (10).
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Path:
         self.roundings = 0.0
 
     def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
-        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0 whatever its g.
+        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0, whatever its g.
 
-        Samples of ``wrong`` that are in S, and of ``down`` with alpha = 0, stay. The coefficients of S are in the margin set
-        alone afterwards. False if the path cannot be followed.
+        Samples of ``wrong`` that are in S do not move, nor do samples of ``down`` with alpha = 0. Afterwards, only the margin
+        set has the current coefficients of S. Returns False if the path cannot be followed.
         """
         s = self.samples
         wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
@@ -148,9 +148,9 @@ class Path:
 
 
 class Walk:
-    """One walk: coefficients outside S move at rates ``d``, upper bounds at rates ``rise`` (None: they stay), p from 0 to 1.
+    """One walk from p = 0 to 1: coefficients outside S move at rates ``d``, upper bounds at rates ``rise`` (None: they stay).
 
-    alpha, side, rest and u of the samples are kept up to date; g is not.
+    The walk keeps alpha, side, rest and u of the samples up to date, but not g.
     """
 
     def __init__(self, path: Path, d: Array, rise: Array | None):  # (capacity,), (capacity,)
@@ -331,9 +331,9 @@ class Walk:
 def first_bound(
     a: Array, rate: Array, lower: Array, upper: Array, floor: Array | float, rise: Array | None = None
 ) -> tuple[float, int, bool]:  # (k,) each
-    """Return the step at which the first coefficient is at a bound, its index, and True if that is the upper bound.
+    """Return the step at which the first coefficient reaches a bound, its index, and True if that is the upper bound.
 
-    Rates up to ``floor`` count as zero. rise: rates of the upper bounds.
+    Rates up to ``floor`` count as zero. rise: the rates of the upper bounds.
     """
     if rise is None:
         speed = np.abs(rate)

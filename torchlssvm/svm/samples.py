@@ -1,4 +1,4 @@
-"""The vectors that the incremental SVM keeps of its samples, by position, in host memory."""
+"""The vectors that the incremental SVM stores for its samples, by position, in host memory."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Batch(NamedTuple):
 
 
 class Samples:
-    """Vectors by position. A sample keeps its position for as long as it is held.
+    """Vectors by position. A sample keeps its position until it is removed.
 
-    Every vector is ``capacity`` long; ``ids`` holds -1 where a position is free.
+    Every vector is ``capacity`` long. ``ids`` holds -1 in free positions.
     """
 
     y: Array

@@ -1,4 +1,4 @@
-"""The solver of the incremental SVM: it chooses a method for an operation and certifies its result, or solves robustly."""
+"""The solver of the incremental SVM: it chooses a method for each operation and certifies the result, or solves robustly."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class PathSolver:
     def begin_change(
         self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto"
     ) -> Callable[[], None]:
-        """Solve with new samples under these ids, and without those in positions ``leaving``, which are to be erased next.
+        """Solve with new samples under these ids and without the samples in positions ``leaving``, which are erased next.
 
         Returns a function that undoes the change. Call it only before the leaving samples are erased.
         """
@@ -144,9 +144,10 @@ class PathSolver:
             self.margin.a[0] = 0.0
 
     def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
-        """Solve with new samples, and without those that are leaving, which keep their positions.
+        """Solve with new samples and without the leaving ones, which keep their positions.
 
-        Few samples follow the path, more are pivoted, many are solved from scratch. If that fails, the state is not restored.
+        Few samples follow the path, more samples are pivoted, and many are solved from scratch. A failure does not restore the
+        state.
         """
         s = self.samples
         s.u[leaving] = 0.0
@@ -238,9 +239,9 @@ class PathSolver:
         self._solve(start, side)
 
     def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
-        """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
+        """Pivot from the sets ``side`` if given, then from the sets of an approximate optimum, and at last solve robustly.
 
-        start: alpha in its box, with y^T alpha = 0. rest: that of the sets ``side``, where it is known.
+        start: alpha in its box, with y^T alpha = 0. rest: the ``rest`` of the sets ``side``, if known.
         """
         self.last_method = "pivot"
         if side is not None and self._pivot(side, start, rest):
@@ -250,10 +251,10 @@ class PathSolver:
             self._solve_robustly(alpha)
 
     def _solve_in_bulk(self, start: Array) -> Array | None:  # (capacity,)
-        """Pivot from the sets of an approximate optimum; returns None if that solves, else coefficients near the optimum.
+        """Pivot from the sets of an approximate optimum. Returns None if solved, otherwise coefficients near the optimum.
 
-        Few trades suffice, unless C times the kernel is large. If few coefficients are then inside their box, the sets hardly
-        depend on C, and those of a smaller C are found first. Else more trades are made.
+        A few trades are enough, unless C times the kernel is large. If few coefficients are then inside their box, the sets
+        hardly depend on C, so the sets of a smaller C are found first. Otherwise more trades are made.
         """
         s = self.samples
         self.last_method, alpha, u = "solve", start, s.u.copy()
@@ -384,9 +385,9 @@ class PathSolver:
             self._centre_b()
 
     def _newton_step(self) -> bool:
-        """Take a Newton step on S with the residuals of (2) and (3), if it stays in the box; write alpha and every g.
+        """Take a Newton step on S with the residuals of (2) and (3) if it stays in the box, and write alpha and every g.
 
-        Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. There must be a margin vector.
+        Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. S must have a margin vector.
         """
         s, margin = self.samples, self.margin
         k = margin.top

@@ -1,7 +1,8 @@
-"""Coefficients near the optimum for many samples at once: trades of two at a time, on working sets, from few samples to all.
+"""Coefficients near the optimum for many samples at once, by trades between two coefficients in working sets.
 
-A machine that learns every second sample with 2 C is, but for chance, the machine that learns all with C: each level of a
-ladder starts from the level below it. Most samples then begin at the bound where they end.
+The solver climbs a ladder from few samples to all. A machine that learns every second sample with 2 C is, up to chance, the
+machine that learns all samples with C. So each level starts from the solution of the level below, and most samples begin at the
+bound where they end.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def approximate_optimum(
 ) -> tuple[Array, bool]:  # (capacity,) -> (capacity,)
     """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha; False if trades ran out.
 
-    violation: of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at 1e-3.
-    trades: for each sample, after which the approximation ends.
+    violation: the violation of (2) that the result may have, in units of g, if C K_ii is 1 or more; SVC stops at 1e-3.
+    trades: the number of trades, for each sample, after which the approximation ends.
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
     s = samples
@@ -119,10 +120,10 @@ class Level:
     def solve(
         self, alpha: Array, F: Array, tolerance: float, report: Callable[[float], None] | None = None
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
-        """Trade in one working set after the other until the largest violation is ``tolerance``; returns alpha and F.
+        """Trade in one working set after another until the largest violation is ``tolerance``; returns alpha and F.
 
-        Once most samples are at a bound and far from leaving it, the others are solved on their own, with shorter rows.
-        report: called with the share done of the whole ladder, of which this level is the last.
+        Once most samples are at a bound and far from leaving it, the other samples are solved separately, with shorter rows.
+        report: called with the completed share of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
         if n <= MAX_SAMPLES_WHOLE_MATRIX:
@@ -229,9 +230,9 @@ def trade(
 ) -> int:
     """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
-    F_i is what b would have to be for sample i to lie on its margin. At the optimum no sample whose y alpha may rise has a
-    larger F than one whose y alpha may fall. As long as there are such, by more than ``tolerance``, i with the largest F, and j
-    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same
+    F_i is the value of b that would put sample i on its margin. At the optimum, no sample whose y alpha may rise has a larger F
+    than a sample whose y alpha may fall. While some pair violates this by more than ``tolerance``, i with the largest F and j
+    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij) trade: y_i alpha_i rises and y_j alpha_j falls by the same
     amount, to the optimum along that line or to the first bound. Returns the number of trades.
 
     Example:
