@@ -51,7 +51,7 @@ class Term(NamedTuple):
 
 
 def principal_part(Q: Tensor, at: slice | Tensor) -> Tensor:
-    """Rows and columns ``at`` of a square matrix, in that order; a view for a slice."""
+    """Return rows and columns ``at`` of a square matrix, in that order. A slice gives a view."""
     if isinstance(at, slice):
         return Q[at, at]
     if Q.device.type == "cpu":
@@ -87,7 +87,7 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tenso
 
 
 def _factor(S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for a number: its root tells). L^-1, since k is small."""
+    """Return L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for k = 1, where a NaN root shows a failure)."""
     if S.shape[0] == 1:
         L = S.sqrt()
         return L, L.reciprocal(), None

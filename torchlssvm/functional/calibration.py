@@ -60,7 +60,7 @@ def minimized(
 
 
 def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    """t (1,), by the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
+    """Fit the temperature t (1,) by the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
     K, n = scores.shape[1], d.sum()
     eps = 1.0 / (n + 2.0)
     hit = torch.nn.functional.one_hot(y, K).to(torch.bool)
@@ -81,10 +81,10 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
 
 
 def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
-    """(a, c) of Platt's sigmoid. s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
+    """Fit (a, c) of Platt's sigmoid. s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
     plus, minus = d[hit].sum(), d[~hit].sum()
     target = torch.where(hit, (plus + 1) / (plus + 2), 1 / (minus + 2))
-    # scale-free: a is found for standardized scores
+    # Standardized scores make the fit of a independent of their scale.
     mean = (d * s).sum() / d.sum()
     spread = ((d * (s - mean).square()).sum() / d.sum()).sqrt().clamp(min=torch.finfo(s.dtype).tiny)
     X = torch.stack([(s - mean) / spread, torch.ones_like(s)], 1)
@@ -97,7 +97,7 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
     def newton_step(theta: Tensor) -> Tensor:
         p = torch.sigmoid(X @ theta)
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
-        # 1e-12: ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible
+        # 1e-12: the ridge per unit of weight. It keeps the Hessian invertible if all scores are equal.
         hessian.diagonal().add_(1e-12 * d.sum())
         step: Tensor = torch.linalg.solve(hessian, X.mT @ (d * (p - target)))
         return step
@@ -108,7 +108,7 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
 
 
 def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Knots (m,) and values (m,) of the nondecreasing fit; between knots it is linear, beyond them constant.
+    """Fit a nondecreasing function: knots (m,) and values (m,). It is linear between knots and constant beyond them.
 
     s: (n,) scores; hit: (n,) bool; d: (n,) weights. Equal scores are pooled first.
     """
@@ -134,7 +134,7 @@ def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear, constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
+    """Interpolate linearly between knots; constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
     if len(knots) == 1:
         return values.expand(len(x)).clone()
     right = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
@@ -144,13 +144,13 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
-    """Rows that sum to one; equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
+    """Scale rows to sum to one. Equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
     p = p + 1e-9 * torch.softmax(scores, 1)  # a share that breaks ties
     return p / p.sum(1, keepdim=True)
 
 
 CONFIDENCE_BINS = 15
-"""Bins of equal width between 0 and 1, the usual number in the literature, so that errors can be compared."""
+"""The number of bins of equal width between 0 and 1. It is the usual one in the literature, so errors can be compared."""
 
 
 def _binned(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +173,7 @@ def expected_calibration_error(probabilities: Tensor, y: Tensor) -> float:
 
 
 def reliability(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean confidence, accuracy and number of samples of each bin (bins,); NaN where a bin is empty."""
+    """Return mean confidence, accuracy and number of samples of each bin (bins,); NaN for an empty bin."""
     which, *values = _binned(probabilities, y)
     zeros = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device)
     sums = [zeros.index_add(0, which, v) for v in values]

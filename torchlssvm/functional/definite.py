@@ -26,14 +26,14 @@ def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be those of samples. m: (J,); n: scalar; ridge: added to M."""
+    """Tell whether the sums of a group can be sums over samples. m: (J,); n: scalar; ridge: added to M."""
     G = bordered(packed, m, n)
     G.diagonal()[:-1].add_(ridge)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()
     S = G.mul_(scale).mul_(scale[:, None])
-    # 1e-12: relative to the diagonal: ten thousand times the backward error of Cholesky's factorization
+    # 1e-12, relative to the diagonal, is ten thousand times the backward error of Cholesky's factorization.
     S.diagonal().add_(1e-12 * S.shape[0])
     info: Tensor = torch.linalg.cholesky_ex(S).info
     return bool((info == 0) & (signs >= 0).all())

@@ -36,7 +36,7 @@ def products_are_exact(device: torch.device) -> bool:
 
 
 def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
-    """A product as integers on the host; None if an entry is not an integer, or too large."""
+    """Return a product as integers on the host; None if an entry is not an integer, or too large."""
     values = M.cpu().numpy()
     whole = np.isfinite(values).all() and (np.abs(values) < 2.0**53).all() and (values == np.floor(values)).all()
     return values.astype(np.int64) if whole else None
@@ -44,7 +44,7 @@ def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] |
 
 @lru_cache(maxsize=64)
 def require_exact_products(device: torch.device) -> None:
-    """InexactDeviceError unless the device's float64 products are exact; tested once for each process and device."""
+    """Raise InexactDeviceError unless float64 products of the device are exact. Tested once for each process and device."""
     if not products_are_exact(device):
         raise InexactDeviceError(
             f"float64 products on {device} are not exact: a product of integers of {PROBE_ROWS} x {PROBE_COLUMNS} differs from "

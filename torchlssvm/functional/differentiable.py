@@ -21,7 +21,7 @@ from torchlssvm.functional import checks
 
 
 class Fit(NamedTuple):
-    """A fitted head: scores are x @ w + b; ``leave_one_out`` (n, K) are those of each sample without itself."""
+    """A fitted head. Scores are x @ w + b; ``leave_one_out`` (n, K) holds the scores of each sample without itself."""
 
     w: Tensor  # (J, K)
     b: Tensor  # (K,)

@@ -41,7 +41,7 @@ from torch import Tensor
 
 
 def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """Weights w (J, K) and b (K,) of the discriminant, from those of least squares.
+    """Compute the weights w (J, K) and b (K,) of the discriminant from the least-squares weights.
 
     Args:
         W: least-squares weights (J, K) for targets +1 and -1 and a free intercept.
@@ -51,7 +51,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = -1e30: below any other score, and finite, so that it can be calibrated.
+    A class without samples gets zero weights and b = -1e30. This is below any other score, but finite, so it can be calibrated.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -97,10 +97,10 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
 
 
 def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
+    """Compute scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
 
-    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). If a sample is the only one of its class, that class
-    is empty without it and scores below all others.
+    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). A class whose only sample is left out is empty, and
+    scores below all others.
     """
     means, counts = system.means, system.counts
     Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
@@ -131,7 +131,7 @@ def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple
 
 
 def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (R, K) of the samples of one group, without all of them, and their joint leverage (R,), for each the same.
+    """Compute scores (R, K) of the samples of one group, without all of them, and their joint leverage, repeated (R,).
 
     x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,).
     """
@@ -171,5 +171,5 @@ def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: fl
 
 
 def _inflation(ridge: Tensor | float, trace: Tensor) -> Tensor:
-    """1 / c = 1 + rho J / tr S_w, at most 1e6: samples that equal their class means leave the covariance without a scale."""
+    """Return 1 / c = 1 + rho J / tr S_w, at most 1e6. If all samples equal their class means, the covariance has no scale."""
     return (1 + ridge / trace.clamp(min=torch.finfo(trace.dtype).tiny)).clamp(max=1e6)

@@ -27,14 +27,14 @@ LARGEST_EXACT_INTEGER = 2**53
 
 
 def product_strip_rows(J: int) -> int:
-    """The height of strips for products: about eight of them; 48 rows suit the tiles of a float64 product."""
+    """Return the height of strips for products. There are about eight strips; 48 rows suit the tiles of a float64 product."""
     return 48 * max(1, round(J / 384))
 
 
 @lru_cache(maxsize=256)
 def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
     """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
-    # 24: the height of strips that are kept, where those of the products are taller than 48 rows
+    # 24: the height of the strips of kept sums, if the strips for products are taller than 48 rows
     height = product_strip_rows(J) if product or product_strip_rows(J) == 48 else 24
     out, offset = [], 0
     for a in range(0, J, height):
@@ -45,7 +45,7 @@ def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
 
 
 def packed_size(J: int, R: int, product: bool = False) -> int:
-    """Length of the packed vector: the strips of M (J x J), then V (R x J)."""
+    """Return the length of the packed vector: the strips of M (J x J), then V (R x J)."""
     a, b, offset = strips(J, product)[-1]
     return offset + (b - a) * b + R * J
 
@@ -83,7 +83,7 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
 
 
 def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:
-    """total + packed, in place where there is a total; packed: float64, in product strips; total: in strips to keep."""
+    """Add packed to total, in place if there is a total. packed: float64, in strips for products; total: in strips to keep."""
     if strips(J) == strips(J, product=True):
         part = packed.to(dtype, copy=total is None)
         return part if total is None else total.add_(part)

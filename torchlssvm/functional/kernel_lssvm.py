@@ -32,10 +32,10 @@ def left_out_diagonal(diagonal: Tensor, e: Tensor, bias: bool) -> Tensor:
 
 
 def leave_one_out(y: Tensor, alpha: Tensor, H: Tensor) -> Tensor:
-    """f_-i(x_i) (n, K): the score of each sample by the machine that never saw it. H: (n,)."""
+    """Return f_-i(x_i) (n, K), the score of each sample by the machine that never saw it. H: (n,)."""
     return y - alpha / H[:, None]
 
 
 def own_effect(alpha: Tensor, H: Tensor, ridge: Tensor | float) -> Tensor:
-    """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place. ridge: 1/C."""
+    """Return max_k |f_k(x_i) - f_-i,k(x_i)| (n,), the change of scores at a sample if it is left out. ridge: 1/C."""
     return alpha.abs().amax(1) * (1.0 / H - ridge).clamp(min=0.0)

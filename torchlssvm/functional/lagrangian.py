@@ -41,7 +41,7 @@ class LagrangianResult(NamedTuple):
 
 
 def violation(alpha: Tensor, z: Tensor) -> Tensor:
-    """max |min(alpha, z)|: zero exactly at a solution."""
+    """Return max |min(alpha, z)|, which is zero exactly at a solution."""
     return torch.minimum(alpha, z).abs().max()
 
 
@@ -90,7 +90,7 @@ def newton(
 def _without_negative(
     solve: Callable[[Tensor], tuple[Tensor, Tensor]], support: Tensor, alpha: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The solution with alpha >= 0 to the bit: what rounding has made negative leaves the support."""
+    """Return the solution with alpha >= 0 to the bit. Entries that rounding has made negative leave the support."""
     while float(alpha.min()) < 0.0:
         support = support & (alpha > 0.0)
         alpha, z = solve(support)

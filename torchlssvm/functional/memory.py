@@ -1,4 +1,4 @@
-"""Memory: refuse allocations that do not fit."""
+"""Refuse allocations that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torchlssvm.errors import OutOfMemoryError
 
 CHECKED_BYTES = 2**28
-"""Smaller allocations are not checked: asking the system would cost too much."""
+"""Smaller allocations are not checked, because asking the system would cost too much."""
 
 
 def free_bytes(device: torch.device) -> int | None:

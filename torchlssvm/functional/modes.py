@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def exactly(function: Callable[P, R]) -> Callable[P, R]:
-    """Run without autograd, and outside inference mode: a tensor made in there could not be updated later."""
+    """Run without autograd and outside inference mode, because a tensor made in inference mode could not be updated later."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

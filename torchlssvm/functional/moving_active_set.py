@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 LEAST_FREE_SHARE = 1e-8
-"""Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost."""
+"""Least share 1 - c g of an active sample's score that other samples determine. Below it, half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
 """Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
@@ -128,12 +128,12 @@ def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Ten
 
 
 def _undecided(margins: Tensor) -> Tensor:
-    """True for margins within 1e-11 of 1, whose side float64 cannot tell: such a removal is left to a search."""
+    """Tell which margins are within 1e-11 of 1, where float64 cannot decide the side. Such a removal is left to a search."""
     return (margins - 1.0).abs() <= 1e-11
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:
-    """(I + Delta G)^-1 right; None where too much cancels."""
+    """Return (I + Delta G)^-1 right; None if too much cancels."""
     system = delta[:, None] * G
     system.diagonal().add_(1.0)
     LU, pivots, _ = torch.linalg.lu_factor_ex(system)

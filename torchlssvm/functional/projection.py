@@ -17,7 +17,7 @@ ROW_BITS = 20
 WEIGHT_SCALE = 2.0**10
 """Weights are multiples of 1/1024, of magnitude below 8: 13 bits."""
 MOST_FEATURES = 2 ** (53 - ROW_BITS - 13)
-"""The largest number of features that go in: their products add up to less than 2^53, exact in float64."""
+"""The largest number of input features. The sum of their products is less than 2^53, which is exact in float64."""
 
 
 def weights(shape: tuple[int, int], seed: int) -> Tensor:
@@ -35,7 +35,7 @@ def sign_weights(shape: tuple[int, int], seed: int) -> Tensor:
 
 
 def project(x: Tensor, w: Tensor) -> Tensor:
-    """x w (B, M), float64, exactly, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) whole numbers."""
+    """Return x w (B, M), exact, float64, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) integers."""
     x = x.to(torch.float64)
     exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
     q = torch.ldexp(x, ROW_BITS - exponent).round()

@@ -48,7 +48,7 @@ def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | N
 
 
 def normalized_sparse(x: Tensor, kind: str, root: Callable[[Tensor], Tensor]) -> Tensor:
-    """Normalized sparse rows, bit for bit those of dense ones: zeros change no sum. x: (B, J), coalesced."""
+    """Normalize sparse rows with the same bits as dense rows, since zeros change no sum. x: (B, J), coalesced."""
     values = x.values()
     if kind == "sqrt":
         return with_values(x, values.sign() * root(values.abs()))
@@ -73,7 +73,7 @@ def rounded_root(x: Tensor) -> Tensor:
 
 
 def sum_by_halves(values: Tensor) -> Tensor:
-    """Sum of each row (B, 1), in an order that is part of the definition. values: (B, J)."""
+    """Sum each row (B, 1) in a fixed order, which is part of the definition. values: (B, J)."""
     width = 1 << (values.shape[1] - 1).bit_length()
     values = torch.nn.functional.pad(values, (0, width - values.shape[1]))
     while width > 1:

@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 BLOCK_COLUMNS = 2**11
-"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
+"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 sum to at most 2^53."""
 
 KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
 
 FINGERPRINT_BYTES = 16
-"""Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
+"""Bytes of a fingerprint. With 128 bits, two of 2^30 rows share a fingerprint with a probability below 2^-67."""
 
 
 _process_key = os.urandom(KEY_BYTES)
@@ -62,7 +62,7 @@ def shared_key() -> bytes:
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
-    """Return the fold of each id: a stable hash without a key, the same on every machine and in every run."""
+    """Return the fold of each id, a stable hash without a key. It is the same on every machine and in every run."""
     return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
 
 

@@ -23,11 +23,11 @@ from torch import Tensor
 from torchlssvm.functional.gram import strip_views, strips
 
 PAD_EVERY, PAD_ROWS = 64, 8
-"""Factorizations of sizes that are multiples of 64 suffer from cache aliasing; eight unit rows cure it (1.3x faster)."""
+"""Factorizations of sizes that are multiples of 64 suffer from cache aliasing. Eight unit rows avoid it (1.3x faster)."""
 
 
 class GroupSums(NamedTuple):
-    """The statistics of one weighted group of samples: weight, packed M, m (J,), n; integers (or float64, no grid)."""
+    """The statistics of one weighted group of samples: weight, packed M, m (J,) and n, as integers (float64 without a grid)."""
 
     weight: float | None
     packed: Tensor
@@ -44,7 +44,7 @@ class Factor(NamedTuple):
 
     @property
     def padded(self) -> bool:
-        """True if L has unit rows behind those of the system."""
+        """True if unit rows follow the rows of the system in L."""
         return self.L.shape[0] > self.J
 
     def solve(self, rows: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -65,7 +65,7 @@ class Factor(NamedTuple):
 
 def factor_(work: Tensor, J: int) -> Factor:
     """Cholesky of the padded system in ``work`` (n, n), lower triangle filled, in place: ``work`` becomes the factor."""
-    # work.mT is column-major with its upper triangle filled: LAPACK takes it as it is, and the factor comes back row-major.
+    # work.mT is column-major with its upper triangle filled. LAPACK accepts it without a copy and returns a row-major factor.
     info = torch.empty((), dtype=torch.int32, device=work.device)
     torch.linalg.cholesky_ex(work.mT, upper=True, out=(work.mT, info))
     return Factor(work, J, info)
@@ -103,7 +103,7 @@ def fill_system(
     c, rest = None, None
     if centred or about is not None:
         total = torch.stack([w * g.m.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
-        # any nearby integers would do, if the same for all groups
+        # any nearby integers would do, if they are the same for all groups
         c = (total / n).round().to(groups[0].m.dtype) if about is None else about.c
         # s = sum of weight * (m - n c): small, exact in integers for each group
         rest = torch.stack([w * (g.m - g.n * c).to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)

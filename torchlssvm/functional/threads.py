@@ -57,7 +57,7 @@ def _threads(wanted: int, now: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads of this process; a fork does not inherit those of its parent."""
+    """Threads of this process. A fork does not inherit the threads of its parent."""
     del process
     return ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
 

@@ -44,7 +44,7 @@ class Whitened(NamedTuple):
         return 1.0 / self.n if self.n else 0.0
 
     def centred(self, v: Tensor) -> Tensor:
-        """v - mu (B, D), what the methods below take; in place. v: (B, D) float64."""
+        """Return v - mu (B, D), the input of the methods below; in place. v: (B, D) float64."""
         return v.sub_(self.mu) if self.n else v
 
     def scores(self, v: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Whitened(NamedTuple):
         return v @ self.w + self.beta if self.n else v @ self.w
 
     def leverages(self, v: Tensor) -> Tensor:
-        """g(z, z) (B,), the squared length of the whitened rows. v: (B, D), centred. Holds a strip of them at a time."""
+        """Return g(z, z) (B,), the squared length of whitened rows, one strip at a time. v: (B, D), centred."""
         out = torch.full((v.shape[0],), self.extra, dtype=torch.float64, device=v.device)
         for a, b, _ in strips(self.F.shape[0], product=True):  # the triangle spares half of the product
             u = v[:, :b] @ self.F[a:b, :b].mT
@@ -60,7 +60,7 @@ class Whitened(NamedTuple):
         return out
 
     def rows(self, v: Tensor) -> Tensor:
-        """U (B, D) or (B, D + 1): the whitened rows. v: (B, D), centred."""
+        """Return the whitened rows U (B, D) or (B, D + 1). v: (B, D), centred."""
         D = self.F.shape[0]
         out = torch.empty(v.shape[0], D + (self.n > 0), dtype=torch.float64, device=v.device)
         for a, b, _ in strips(D, product=True):
@@ -117,7 +117,7 @@ def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
 
 
 def moved_scores(Z: Tensor, U: Tensor, T: Tensor) -> Tensor:
-    """G_ZI T (..., V, K), the change of scores at Z, in the cheaper order. Z: (..., V, D); U: (..., L, D); T: (..., L, K)."""
+    """Return G_ZI T (..., V, K), the change of scores at Z, in the cheaper order. Z: (..., V, D); U: (..., L, D); T: (..., L, K)."""
     (V, D), (L, K) = Z.shape[-2:], T.shape[-2:]
     return (Z @ U.mT) @ T if V * L * (D + K) <= D * K * (L + V) else Z @ (U.mT @ T)
 

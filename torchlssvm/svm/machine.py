@@ -630,7 +630,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def k_fold(self, folds: Any) -> tuple[Tensor, float]:
-        """Cross-validate exactly by k folds: decision values (n,) of each sample by the machine without its fold, and the error.
+        """Cross-validate exactly by k folds: decision values (n,) of each sample by the machine without its fold, and error.
 
         folds: a number k (samples are assigned in turn, in the order of ``ids``), or the fold (n,) of each sample.
         """
