@@ -117,7 +117,7 @@ class LayerTaps(nn.Module):
                 self.register_buffer(f"signs_{i}", signs.to(device))
 
     def forward(self, batch: Any) -> Tensor:
-        """Features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
+        """Compute features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
         mask, pooled = _mask_of(batch), dict[str, Tensor]()
 
         def pool(name: str, output: Tensor) -> None:
@@ -264,7 +264,7 @@ def widest_inside(widths: dict[str, int], blocks: Sequence[str]) -> dict[str, in
 
 
 def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
-    """Names of the modules that ``layers`` asks for; those that give no tensor are left out later."""
+    """Return the names of the modules that ``layers`` selects. Modules that return no tensor are left out later."""
     if isinstance(layers, str) and layers in LAYER_SETS:
         blocks = list(find_blocks(model))
         if layers == "all":

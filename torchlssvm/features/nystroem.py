@@ -77,7 +77,7 @@ class Nystroem(nn.Module):
         return self.kernel.tiled_product(rows, self.landmarks, self.root)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device; the state stays float64 whatever ``.half()`` asks for."""
+        """Move to another device. The state stays float64, even after ``.half()``."""
         del recurse
         device = fn(torch.empty(0, device=self.landmarks.device)).device
         self.kernel.to(device)

@@ -12,7 +12,7 @@ from torchlssvm.functional import checks, projection
 
 
 class RandomProjection(nn.Module):
-    """The base: integer weights (J, M), drawn from a seed and saved with the module; ``.half()`` does not change them."""
+    """The base of random maps: integer weights (J, M), drawn from a seed and saved. ``.half()`` does not change them."""
 
     weight: Tensor
 

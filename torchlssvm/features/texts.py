@@ -23,7 +23,7 @@ class Tokenize:
         self.max_length = max_length or (limit if isinstance(limit, int) and limit < 10**6 else None)
 
     def __call__(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Tokens of texts: a dict of tensors (B, T)."""
+        """Tokenize texts and return a dict of tensors (B, T)."""
         return dict(
             self.tokenizer(
                 list(texts), padding=True, truncation=self.max_length is not None, max_length=self.max_length,
@@ -32,7 +32,7 @@ class Tokenize:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """Name and hash of the tokenizer, the same in each process: a store compares it."""
+        """The name and hash of the tokenizer. They are the same in each process, so a store can compare them."""
         inner = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = inner.get_vocab(with_added_tokens=True) if inner is not None else self.tokenizer.get_vocab()
         content = hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()

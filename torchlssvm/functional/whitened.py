@@ -117,7 +117,7 @@ def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
 
 
 def moved_scores(Z: Tensor, U: Tensor, T: Tensor) -> Tensor:
-    """Return G_ZI T (..., V, K), the change of scores at Z, in the cheaper order. Z: (..., V, D); U: (..., L, D); T: (..., L, K)."""
+    """G_ZI T (..., V, K), the change of scores at Z, in the cheaper order. Z: (..., V, D); U: (..., L, D); T: (..., L, K)."""
     (V, D), (L, K) = Z.shape[-2:], T.shape[-2:]
     return (Z @ U.mT) @ T if V * L * (D + K) <= D * K * (L + V) else Z @ (U.mT @ T)
 

@@ -85,7 +85,7 @@ class KernelLSSVM(KernelMachine):
 
     @property
     def targets(self) -> Tensor:
-        """The targets (n, K) of the samples held, labels coded -1 and +1, in the order of ids."""
+        """The targets (n, K) of the machine's samples, labels coded -1 and +1, in the order of ids."""
         return self._slots.y[self._slots.order()]
 
     @property
@@ -99,16 +99,16 @@ class KernelLSSVM(KernelMachine):
         return self._solved(self._slots.order_index())[1]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """Scores k(x, X) alpha + b, float64; differentiable in x."""
+        """Compute scores k(x, X) alpha + b, float64; differentiable in x."""
         self._fitted()
         rows = input_checks.queries(x, self.kernel, self.in_features, self._device)
-        # Compiled, over the whole capacity: the shape is then that of the next call too.
+        # A compiled call uses the whole capacity, so that the shape fits the next call too.
         at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
         alpha, b = self._solved(at)
         return self.kernel.tiled_product(rows, self._slots.x[at], alpha) + b
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """Of two classes: the score of class 1, positive where it is predicted."""
+        """Compute the score of class 1, for two classes. It is positive if class 1 is predicted."""
         if self._outputs != 2:
             raise ValueError(f"decision is for two classes, there are {self._outputs}: use the scores")
         scores: Tensor = self(x)
@@ -135,7 +135,7 @@ class KernelLSSVM(KernelMachine):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _solved(self, at: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """alpha (k, K) of the samples in these slots, which must be all of them, and b (K,)."""
+        """Return alpha (k, K) of the samples in these slots, which must be all samples, and b (K,)."""
         h = self._solver.h[at]
         if not self._slots.filled:
             return h[:, :-1], h.new_zeros(self._outputs)

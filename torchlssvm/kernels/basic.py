@@ -10,7 +10,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels.base import Kernel
 
 FAR_SQUARES = 8.0
-"""gamma |x - centre|^2 beyond which a product of rows costs a Gaussian's distances digits."""
+"""Limit of gamma |x - centre|^2. Beyond it, a product of rows loses digits that a Gaussian needs."""
 NEGLIGIBLE_SQUARE = 45.0
 """gamma |x - z|^2 beyond which a Gaussian is below 1e-19."""
 PAIRS_PER_BLOCK = 2**15
