@@ -244,7 +244,7 @@ class LagrangianSVM(KernelMachine):
         return lagrangian.iterate(product, start, z, self.step, self.tol, self.max_iter, largest)
 
     def _support_solver(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return a function from the support (n,) bool to alpha (n,), z = Q alpha - 1 (n,): a Newton step, by the smaller system."""
+        """Return a Newton step, a function from the support (n,) bool to alpha (n,) and z = Q alpha - 1 (n,)."""
         inverse, slots = self._solver, self._slots
         order, J = slots.order_index(), slots.x.shape[1]
         n, y = len(slots), slots.y[order, 0]

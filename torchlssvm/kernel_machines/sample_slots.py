@@ -63,7 +63,7 @@ class SampleSlots:
 
     @property
     def nothing(self) -> tuple[Tensor, Tensor]:
-        """Return no rows and no targets, for a change that only removes; as new tensors, since a slice would keep x in memory."""
+        """No rows and no targets, for a change that only removes. The tensors are new, as a slice would keep x in memory."""
         return self.x.new_zeros(0, self.x.shape[1]), self.columns.new_zeros(0, self.K)
 
     @property

@@ -18,9 +18,9 @@ FORMAT = 1
 
 SAVED_PER_SAMPLE = ("y", "weight", "alpha", "side")
 SAVED_NAMES = ("format", "kernel_name", "x", *SAVED_PER_SAMPLE, "ids", "C", "numbers", "dropped")
-"""The name of the kernel's class, as bytes; per sample, in the order of ids: row x (or Gram matrix), label -1 or +1, weight,
-alpha, side (+1, -1, 0 for R, E, S), id; C per class; numbers: b, next id, whether reserve vectors were forgotten, events;
-forgotten ids."""
+"""The saved tensors: the name of the kernel's class, as bytes; for each sample, in the order of ids, row x (or Gram matrix),
+label -1 or +1, weight, alpha, side (+1, -1, 0 for R, E, S) and id; C per class; the numbers b, next id, whether reserve vectors
+were forgotten, and events; the forgotten ids."""
 
 
 class Content(NamedTuple):
@@ -33,7 +33,7 @@ class Content(NamedTuple):
 
 
 def name_of(kernel: Kernel | None) -> str:
-    """Return the name of a kernel's class; "precomputed" without one."""
+    """Return the name of a kernel's class; "precomputed" if there is no kernel."""
     return "precomputed" if kernel is None else type(kernel).__name__
 
 

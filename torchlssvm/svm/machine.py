@@ -29,9 +29,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_C_FACTOR = 100.0
-"""Factor by which C changes at most in one walk."""
+"""The largest factor by which C changes in one walk."""
 MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
-"""Shares of C over which a tie that cannot be followed is passed: the first, and more if the path still cannot be followed."""
+"""Shares of C by which a tie that cannot be followed is skipped: the first share, raised up to the second if that fails."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
 """Positions, beyond this multiple of the samples held, above which arrays are made shorter: operations pass over all."""
@@ -57,7 +57,7 @@ class Violation(float):
 
 
 class SharedChange(NamedTuple):
-    """A change of a machine that shares samples with others: all of them are changed before any change is finished."""
+    """A change of a machine that shares samples with others. All machines change before any change is finished."""
 
     ids: list[int]  # of the new samples
     undo: Callable[[], None]
@@ -65,7 +65,7 @@ class SharedChange(NamedTuple):
 
 
 class RegularizationPath(NamedTuple):
-    """The solution for every C between two: alpha and b are linear in C between neighbouring breakpoints."""
+    """The solution for every C between two values: alpha and b are linear in C between neighbouring breakpoints."""
 
     C: Tensor  # (T,) of class 1, first to last
     ids: Tensor  # (n,)
@@ -202,7 +202,7 @@ class IncrementalSVM(nn.Module):
         self.kernel = kernel
 
     def notice_kernel(self) -> None:
-        """Solve again if the kernel, or a parameter of it, is no longer the one that the samples were learned with."""
+        """Solve again if the kernel, or one of its parameters, has changed since the samples were learned."""
         gram = self._solver.rows.gram
         if gram.kernel is not self.kernel or (self.kernel is not None and gram.version != self.kernel.version()):
             self._load(None, self.kernel, self.device)
@@ -216,7 +216,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def n(self) -> int:
-        """Samples held."""
+        """The number of samples in the machine."""
         return self._solver.samples.n
 
     def __len__(self) -> int:
@@ -229,7 +229,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids of the samples held (n,), in the order in which they were added; other vectors are in this order too."""
+        """The ids of the machine's samples (n,), in the order in which they were added. Other vectors have the same order."""
         return self._ordered(self._solver.samples.ids)
 
     @property
@@ -255,7 +255,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def b_interval(self) -> tuple[float, float]:
-        """The interval of possible b: one value, unless the margin set is empty; b is then the middle, or the finite end."""
+        """The interval of possible b: one value, unless the margin set is empty. b is then the middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
         if not self.n:
@@ -300,7 +300,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def events(self) -> int:
-        """The number of events so far: the unit of work of the path."""
+        """The number of events so far, which is the unit of work of the path."""
         return self._solver.path.events
 
     def decision(self, x: Any, samples: Any = None) -> Tensor:  # (B, J) -> (B,)
@@ -398,12 +398,12 @@ class IncrementalSVM(nn.Module):
         return torch.stack([-f, f], 1)
 
     def predict(self, x: Any) -> Tensor:  # (B, J) -> (B,)
-        """The class: 1 where f > 0."""
+        """Predict the class, which is 1 if f > 0 and 0 otherwise."""
         return (self.decision(x) > 0).long()
 
     @exactly
     def expansion(self) -> tuple[Tensor, Tensor, float]:
-        """Rows (s, J) of the support vectors, their y alpha (s,) and b: f(x) = k(x, rows) y alpha + b."""
+        """Return rows (s, J) of the support vectors, their y alpha (s,) and b: f(x) = k(x, rows) y alpha + b."""
         if self.kernel is None:
             raise ValueError("a machine with a precomputed kernel has no rows")
         return (*self._find_support(), self.b)
@@ -446,7 +446,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
-        """Give samples held new labels; their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
+        """Give samples new labels. Their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
         wanted = self._known_ids(ids)
         labels = self._labels(y, len(wanted))
         self._require_rows(wanted)
@@ -463,7 +463,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
-        """Replace samples held by others; their ids stay. x: (B, J)."""
+        """Replace samples by others. Their ids stay. x: (B, J)."""
         wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
@@ -585,12 +585,12 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def polish(self) -> IncrementalSVM:
-        """Compute R and every g again and take Newton steps: optimality to machine precision."""
+        """Compute R and every g again and take Newton steps, which gives optimality to machine precision."""
         self._solver.polish()
         return self
 
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
-        """Call this function after each event from now on; None stops the calls."""
+        """Call this function after each event from now on. None stops the calls."""
         self._callback = callback
         self._install_callback()
         return self
@@ -676,7 +676,7 @@ class IncrementalSVM(nn.Module):
         return self._solver.rows.gram is gram and self.kernel is gram.kernel
 
     def share(self, gram: GramRows, place_of: dict[int, int]) -> None:
-        """Use the rows of this store, where the sample of each id is in the place given, instead of rows of its own."""
+        """Use the rows of this store instead of rows of its own. The sample of each id is in the given place."""
         s, rows = self._solver.samples, self._solver.rows
         places = np.zeros(s.capacity, dtype=np.int64)
         for i, at in s.where.items():
@@ -721,7 +721,7 @@ class IncrementalSVM(nn.Module):
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
-        """Check samples and bring them into the solver's form; ValueError. fresh: as if none were held."""
+        """Check samples and convert them to the solver's form; raises ValueError. fresh: as if the machine were empty."""
         kernel, held = self.kernel, 0 if fresh else self.n
         x = checks.as_tensor(x, "x", self.device)
         if kernel is None:
@@ -789,7 +789,7 @@ class IncrementalSVM(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
-        """Add samples under new ids, and remove those in positions ``leaving``."""
+        """Add samples under new ids, and remove the samples in positions ``leaving``."""
         self._solver.change(batch, new, leaving, method)
         self._drop_far_reserve()
 
@@ -811,7 +811,7 @@ class IncrementalSVM(nn.Module):
         self._drop_far_reserve()
 
     def _known_ids(self, ids: Any) -> list[int]:
-        """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
+        """Return ids as a list. Raises RemovalError for an id that is neither in the machine nor forgotten."""
         if ids is None:
             return []
         wanted = checks.id_list(ids)
@@ -835,7 +835,7 @@ class IncrementalSVM(nn.Module):
             )
 
     def _positions(self, wanted: list[int]) -> Any:
-        """Return the positions of those of these ids that are held, int64."""
+        """Return the positions, int64, of those ids that are in the machine."""
         where = self._solver.samples.where
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 

@@ -11,7 +11,7 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_ROUNDS_WITHOUT_GAIN = 6
-"""Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
+"""If this many rounds in a row do not lower the number of moving samples, pivoting cycles and is given up."""
 
 
 def pivot(

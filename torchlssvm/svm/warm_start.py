@@ -16,9 +16,9 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_SAMPLES_WHOLE_MATRIX = 1024
-"""Samples up to which their whole kernel matrix is computed: 8 MiB."""
+"""Up to this many samples, the whole kernel matrix is computed: 8 MiB."""
 WORKING_SET_SIZE = 256
-"""Samples between which trades are made at a time: their kernel rows come from one matrix product."""
+"""Samples among which trades are made at a time. One matrix product computes their kernel rows."""
 
 
 def approximate_optimum(
@@ -37,7 +37,7 @@ def approximate_optimum(
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    # where the bounds are small, f differs little between samples
+    # If the bounds are small, f differs little between samples.
     tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
     if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at], trades)
@@ -65,7 +65,7 @@ def approximate_optimum(
 
 
 class Level:
-    """Some of the samples, with bounds u of their own. F_i = y_i - sum_j K_ij y_j alpha_j: b if sample i is on its margin."""
+    """Some of the samples, with their own bounds u. F_i = y_i - sum_j K_ij y_j alpha_j is b if sample i is on its margin."""
 
     def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array, trades: int):  # (n,) positions, (n,)
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
@@ -75,7 +75,7 @@ class Level:
         self.trades_left = trades * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
+        """Compute K between these samples and all of the level, or ``columns``, in single precision if that is enough."""
         if self.factors is not None:
             left, right = self.factors
             K = left[these] @ (right if columns is None else right[:, columns])
@@ -97,7 +97,7 @@ class Level:
         return F
 
     def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
-        """Return coefficients and F to start from, given those of a level with the first k of these samples."""
+        """Return coefficients and F to start from, given those of a level with the first k samples of this level."""
         n, k = len(self.at), len(alpha)
         start = np.zeros(n)
         if not alpha.any():
@@ -187,7 +187,7 @@ def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
 
 
 class KeptRows:
-    """Kernel rows of one level in single precision; the ones used last are kept."""
+    """Kernel rows of one level in single precision. The most recently used rows are kept."""
 
     def __init__(self, n: int, cache_bytes: int):
         count = min(n, max(WORKING_SET_SIZE, cache_bytes // (4 * n)))
@@ -196,7 +196,7 @@ class KeptRows:
         self.used, self.clock = np.zeros(count, dtype=np.int64), 0
 
     def find(self, W: Array, kernel: Callable[[Array], Array]) -> Array:  # (k,) -> (k,)
-        """Return the numbers of the rows of these samples, computing those that are not kept."""
+        """Return the numbers of the rows of these samples, and compute the rows that are not kept."""
         self.clock += 1
         at = self.row_of[W]
         self.used[at[at >= 0]] = self.clock
@@ -268,7 +268,7 @@ def trade(
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)
-    """Return alpha with y^T alpha = 0 in its box: coefficients of the heavier class are scaled down, the free ones first."""
+    """Return alpha in its box with y^T alpha = 0. Coefficients of the heavier class are scaled down, the free ones first."""
     excess = float(y @ alpha)
     heavy = y * excess > 0
     for giving in (heavy & (alpha < u), heavy):
