@@ -39,7 +39,7 @@ BAND_COLUMNS = 64
 
 
 class DualSystem(NamedTuple):
-    """The weighted, centred system of n samples; solving it overwrites its fields."""
+    """The weighted, centred system of n samples. Solving it overwrites its fields."""
 
     K: Tensor  # (n, n), the lower triangle
     Y: Tensor  # (n, outputs)
@@ -48,7 +48,7 @@ class DualSystem(NamedTuple):
     copies: float  # N - n
 
     def shift(self) -> float:
-        """Make K u = c u, by adding c u u^T; return c, or infinity without an intercept, where u is zero."""
+        """Make K u = c u by adding c u u^T. Returns c, or infinity without an intercept, where u is zero."""
         if not bool(self.u.any()):
             return math.inf
         c = float(self.K.diagonal().mean()) or 1.0
@@ -63,10 +63,10 @@ def centred(G: Tensor, d: Tensor) -> Tensor:
 
 
 def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
-    """alpha (n, outputs), and True if K + rho I has a Cholesky factor.
+    """Return alpha (n, outputs), and True if K + rho I has a Cholesky factor.
 
-    Without one, where rho is below the rounding of rows that depend on each other, alpha has no part in the directions where K
-    is zero but for rounding: w has none either, since X^T q is zero there.
+    The factor does not exist if rho is below the rounding errors of linearly dependent rows. alpha then has no part in the
+    directions q in which K is zero up to rounding. These directions do not contribute to w, since X^T q is zero.
     """
     K, Y = system.K, system.Y
     system.shift()
@@ -80,7 +80,7 @@ def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
 
 
 def left_out(system: DualSystem, rho: float) -> Tensor:
-    """Leave-one-out residuals (n, outputs); torch.linalg.LinAlgError where rho is below the rounding of dependent rows."""
+    """Return leave-one-out residuals (n, outputs). LinAlgError of torch if rho is below the rounding of dependent rows."""
     c = system.shift()
     system.K.diagonal().add_(rho)
     A = torch.cholesky_inverse(torch.linalg.cholesky(system.K))
@@ -101,7 +101,7 @@ def left_out_errors(system: DualSystem, rhos: Tensor) -> Tensor:
 
 
 class Reflection(NamedTuple):
-    """I - V T V^T, on the rows from ``start`` on. V: (rows, b); T: (b, b), upper triangular."""
+    """The reflection I - V T V^T on the rows from ``start`` on. V: (rows, b); T: (b, b), upper triangular."""
 
     start: int
     V: Tensor
@@ -144,7 +144,7 @@ class Band(NamedTuple):
         return rss / left.square(), alphas
 
     def rotate_back(self, alpha: Tensor) -> Tensor:
-        """Q alpha, in place. alpha: (n, outputs)."""
+        """Compute Q alpha in place. alpha: (n, outputs)."""
         for start, V, T in reversed(self.reflections):
             alpha[start:] -= V @ (T @ (V.mT @ alpha[start:]))
         return alpha

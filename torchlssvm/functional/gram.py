@@ -61,10 +61,10 @@ def side_view(packed: Tensor, J: int, R: int, product: bool = False) -> Tensor:
 
 
 def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """packed += alpha * sum over rows of [q; z] q^T.
+    """Add alpha * sum over rows of [q; z] q^T to packed, in place.
 
-    packed: float64, in product strips; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
-    times their multiplicities, when these are not all one. Threads take strips one by one, the largest first.
+    packed: float64, in strips for products; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
+    times their multiplicities, if these are not all one. Each thread takes the largest strip that is left.
     """
     right = rows if scaled is None else scaled
     R = rows.shape[1] - J
@@ -128,7 +128,7 @@ def unpack(packed: Tensor, J: int) -> Tensor:
 
 
 def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """total += alpha * sum over rows of [q; z] q^T, by some strips at a time: for sums too large to be kept twice.
+    """Add alpha * sum over rows of [q; z] q^T to total, a few strips at a time, for sums too large to be kept twice.
 
     total: in strips to keep; rows, scaled: as for :func:`accumulate_`, whose products are exact.
     """
@@ -147,7 +147,7 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
 
 
 def lower_bytes(packed: Tensor, J: int, R: int) -> Iterator[bytes]:
-    """The canonical bytes, strip by strip: the lower triangle of M row by row, then V row by row, as little-endian int64."""
+    """Return the canonical bytes, strip by strip: the lower triangle of M by rows, then V by rows, as little-endian int64."""
     for a, b, view in strip_views(packed, J):
         lower = torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a)
         yield view.masked_select(lower).cpu().numpy().astype("<i8", copy=False).tobytes()

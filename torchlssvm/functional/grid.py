@@ -177,7 +177,7 @@ def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
 
 
 def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> dict[str, Any]:
-    """Write grids as the JSON fields limit, bits and headroom, for targets behind "target_"; no field for None."""
+    """Write grids as the JSON fields limit, bits and headroom, with the prefix "target_" for targets; no field for None."""
     saved = {"": grid_to_json(grid), "target_": grid_to_json(target_grid)}
     return {
         prefix + name: v

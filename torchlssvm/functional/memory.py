@@ -13,7 +13,7 @@ CHECKED_BYTES = 2**28
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes available on a device without swapping; None if unknown."""
+    """Return the bytes available on a device without swapping; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

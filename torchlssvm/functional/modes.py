@@ -69,7 +69,7 @@ class DeferredInterrupt:
             handler(signal.SIGINT, None)
 
     def hand_over(self) -> None:
-        """Call the caller's handler; Python's own raises KeyboardInterrupt. Does nothing outside the main thread."""
+        """Call the caller's handler; Python's default raises KeyboardInterrupt. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
             self._handler(signal.SIGINT, None)
@@ -95,7 +95,7 @@ interrupt = DeferredInterrupt()
 
 
 def atomically(function: Callable[P, R]) -> Callable[P, R]:
-    """Run as :func:`exactly` does, with Ctrl-C deferred: the call either completes or leaves the state unchanged."""
+    """Run like :func:`exactly`, with Ctrl-C deferred. The call either completes or leaves the state unchanged."""
     inside = exactly(function)
 
     @functools.wraps(function)

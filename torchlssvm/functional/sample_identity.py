@@ -91,7 +91,7 @@ def key_vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
-    """The vectors (4, columns) of a key, integers in [-2^16, 2^16) as float64; more columns leave the first as they are."""
+    """Return the vectors (4, columns) of a key: float64 integers in [-2^16, 2^16). Further columns do not change these."""
     stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(16 * columns)
     entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2**17 - 2**16
     return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))
@@ -111,7 +111,7 @@ def products(rows: Tensor, vectors: Tensor) -> Tensor:
 
 
 def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> list[bytes]:
-    """BLAKE2b-128 under the key of each row of integers. rows: (B, anything)."""
+    """Hash each row of integers by BLAKE2b-128 under the key. rows: (B, anything)."""
     width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
     start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
     out = []

@@ -51,7 +51,7 @@ def row_largest(rows: Tensor) -> Tensor:
 def add_products_(
     total: Tensor, index: Tensor, columns: Tensor, q: Tensor, scaled: Tensor, z: Tensor, J: int, R: int
 ) -> None:
-    """total += sum over rows of [q; z] q^T, in place.
+    """Add the sum over rows of [q; z] q^T to total, in place.
 
     total: packed sums, in strips to keep; index, columns, q (entries,): row, column and value of each entry, in order; scaled
     (entries,): the values times multiplicity and sign of their rows; z: side columns (B, R), or labels (B,) for one-hot ones.

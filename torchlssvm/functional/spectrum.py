@@ -49,12 +49,12 @@ class Spectrum(NamedTuple):
         return w, self.beta - self.mu @ w
 
     def dof(self, rhos: Tensor) -> Tensor:
-        """Effective degrees of freedom (r,). rhos: (r,)."""
+        """Compute the effective degrees of freedom (r,). rhos: (r,)."""
         own = (self.s + rhos[:, None]).reciprocal_() @ self.s
         return own + 1.0 if self.weight else own
 
     def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
-        """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
+        """Compute generalized cross-validation (r,), the mean over all outputs, and degrees of freedom (r,). rhos: (r,).
 
         This takes three products of a (r, D) matrix with a vector, for any number of values and outputs. With
         g = 1 / (s + rho), q the mean over outputs of R^2 / s, and sums over the nonzero s,
@@ -76,7 +76,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float) -> Spectrum:
-    """Decompose. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
+    """Decompose G. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
     s, Q = torch.linalg.eigh(G)
     return rotated(s, Q, rhs, T, mu, beta, weight, n)
 
@@ -84,7 +84,7 @@ def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight
 def rotated(
     s: Tensor, Q: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float
 ) -> Spectrum:
-    """The spectrum when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
+    """Return the spectrum if G = Q diag(s) Q^T is known. The arguments are those of :func:`spectrum`."""
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 
@@ -176,9 +176,9 @@ def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
 def path_residuals(
     spectrum: Spectrum, projected: ProjectedResiduals, v: Tensor, y: Tensor, d: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Residuals (b, K, r) of the whole model and 1 - h (b, r) for all values; their quotient is the leave-one-out residual.
+    """Yield residuals (b, K, r) of the whole model and 1 - h (b, r) for all values. Quotient: the leave-one-out residual.
 
-    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Yields some rows (a slice) at a time.
+    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Each item covers some rows (a slice).
     """
     V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q[:, projected.null :]  # (B, d)
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
@@ -195,7 +195,7 @@ def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:
 
 
 def default_values(s: Tensor, D: int) -> Tensor:
-    """Values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
+    """Return values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
     mean = float(s.sum()) / D
     # 100: values of rho on a path: nine for each decade of 1e-8 to 1e3
     return (mean or 1.0) * torch.logspace(-8, 3, 100, dtype=torch.float64, device=s.device)

@@ -68,7 +68,7 @@ def combinations(rows: Tensor, errors: Tensor, order: Tensor | None = None) -> t
 
 
 def scores(rows: Tensor, w: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:
-    """Scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
+    """Compute scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
     out = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     for part, block in _blocks(rows, order):
         torch.addmm(b, block, w, out=out[part])

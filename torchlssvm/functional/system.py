@@ -64,7 +64,7 @@ class Factor(NamedTuple):
 
 
 def factor_(work: Tensor, J: int) -> Factor:
-    """Cholesky of the padded system in ``work`` (n, n), lower triangle filled, in place: ``work`` becomes the factor."""
+    """Factor the padded system in ``work`` (n, n), lower triangle filled, by Cholesky in place: ``work`` becomes the factor."""
     # work.mT is column-major with its upper triangle filled. LAPACK accepts it without a copy and returns a row-major factor.
     info = torch.empty((), dtype=torch.int32, device=work.device)
     torch.linalg.cholesky_ex(work.mT, upper=True, out=(work.mT, info))

@@ -76,7 +76,7 @@ def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def halves(change: FactoredChange, X: Tensor) -> tuple[Tensor, Tensor]:
-    """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
+    """Return B_a (a, m), B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), additions first."""
     adds = change.Wa.shape[0]
     if adds == 0:  # the sign of B_r cancels in every product
         return X[:0], change.Wr @ X

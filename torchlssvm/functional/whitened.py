@@ -48,7 +48,7 @@ class Whitened(NamedTuple):
         return v.sub_(self.mu) if self.n else v
 
     def scores(self, v: Tensor) -> Tensor:
-        """f (B, K). v: (B, D), centred."""
+        """Compute f (B, K). v: (B, D), centred."""
         return v @ self.w + self.beta if self.n else v @ self.w
 
     def leverages(self, v: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def inverse_lower(L: Tensor) -> Tensor:
 
 
 def from_inverse(P: Tensor) -> Tensor:
-    """A lower triangular F with F^T F = P. P: (D, D) positive definite."""
+    """Return a lower triangular F with F^T F = P. P: (D, D) positive definite."""
     flipped = torch.linalg.cholesky(P.flip(0, 1))  # P = J C C^T J with the flip J, and F = J C^T J is lower triangular
     lower: Tensor = flipped.mT.flip(0, 1).contiguous()
     return lower
@@ -135,5 +135,5 @@ def margins(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def error_rate(scores: Tensor, y: Tensor) -> float:
-    """The share of samples whose highest score is not their label's. scores: (B, K); y: (B,)."""
+    """Return the share of samples whose highest score is not that of their label. scores: (B, K); y: (B,)."""
     return float((scores.argmax(1) != y).to(torch.float64).mean())

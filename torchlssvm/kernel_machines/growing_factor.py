@@ -12,7 +12,7 @@ SPARE_SHARE, SPARE_ROWS = 8, 64
 
 
 class GrowingFactor:
-    """L (N, N), row-major, of the first ``size`` slots; unit rows from there on."""
+    """L (N, N), row-major, of the first ``size`` slots. Unit rows follow."""
 
     def __init__(self, L: Tensor, size: int):
         self.L, self.size = L, size

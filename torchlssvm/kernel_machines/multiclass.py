@@ -33,7 +33,7 @@ MIN_SAMPLES_FOR_WHOLE_MATRIX = 33
 """If at least this many samples are added at once, all kernel rows that fit into the cache are computed beforehand."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""Places, beyond this multiple of the samples held, above which the store of samples is made again."""
+"""If the store has more places than the first number plus the second for each sample, the store is made again."""
 
 
 class Held(NamedTuple):

@@ -52,7 +52,7 @@ class RBF(Kernel):
 
     @property
     def sigma(self) -> float:
-        """The width: gamma = 1 / (2 sigma^2)."""
+        """The width sigma, where gamma = 1 / (2 sigma^2)."""
         return float((0.5 / self.gamma) ** 0.5)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Sum(Kernel):
         return torch.cat([first, second], 1)
 
     def floats(self, J: int) -> int:
-        """Memory: one part's result is kept while the other is computed."""
+        """Estimate the memory: the result of one part is kept while the other part is computed."""
         return 2 + max(self.first.floats(J), self.second.floats(J))
 
     def parts(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class Custom(Kernel):
         self.function = function
 
     def floats(self, J: int) -> int:
-        """An estimate: a few temporaries of the result's size."""
+        """Estimate the memory: a few temporaries of the result's size."""
         return 8
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Deep(Kernel):
         self.network, self.kernel = network.requires_grad_(False).eval(), as_kernel(kernel)
 
     def train(self, mode: bool = True) -> Deep:
-        """Keep the network in eval mode: its features must not change."""
+        """Keep the network in eval mode, because its features must not change."""
         super().train(mode)
         self.network.eval()
         return self

@@ -34,7 +34,8 @@ MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
 """Shares of C by which a tie that cannot be followed is skipped: the first share, raised up to the second if that fails."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""Positions, beyond this multiple of the samples held, above which arrays are made shorter: operations pass over all."""
+"""If arrays have more positions than the first number plus the second for each sample, they are made shorter: operations
+pass over all positions."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
