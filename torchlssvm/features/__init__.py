@@ -1,6 +1,6 @@
-"""Feature maps of a frozen network: several of its layers, fixed views of a sample, random lifts.
+"""Feature maps: several layers of a frozen network, fixed views of a sample, and random lifts.
 
-``attach(RandomReLU(784, 2000), num_classes=10, in_features=2000)`` is a classifier that learns and unlearns exactly.
+``attach(RandomReLU(784, 2000), num_classes=10, in_features=2000)`` makes a classifier that learns and unlearns exactly.
 """
 
 from torchlssvm.features.layer_taps import LayerTaps

@@ -1,4 +1,4 @@
-"""What a certificate says about the network that features come from."""
+"""The description, in a certificate, of the network that computes the features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchlssvm.features.views import OutputKey, Views, view_name
 
 
 def describe_network(backbone: nn.Module) -> str:
-    """Layers, pooling, projection and views of a backbone in words, with the hash of its weights.
+    """Describe a backbone in words: its layers, pooling, projection and views, and the hash of its weights.
 
     >>> describe_network(nn.Sequential(nn.Linear(4, 3)))[:38]
     'Sequential, the features it returns; S'

@@ -1,4 +1,4 @@
-"""The last linear layer of a classifier: where it is, and how to take it off."""
+"""Find and detach the last linear layer of a classifier."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-# The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
+# The attributes in which models keep their last layer, or the model that they wrap; a number may follow (``fc2``).
 _LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
-# Modules whose layers without parameters may follow the last layer of a Sequential: they shape scores, not features.
+# Modules whose layers, without parameters, may follow the last layer of a Sequential: they shape scores, not features.
 _DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
 
 
@@ -47,10 +47,10 @@ def named_layer(model: nn.Module, path: str) -> LastLayer:
 
 
 def find_last_layer(model: nn.Module) -> LastLayer | None:
-    """The last linear layer of a classifier; None if the model does not show which one it is.
+    """Find the last linear layer of a classifier; None if the model does not show which layer it is.
 
-    It is the end of a Sequential, or the last child with parameters if that has a usual name, or the only ``nn.Linear`` if no
-    layer with parameters comes behind it.
+    The last layer is the end of a Sequential, or the last child with parameters if that child has a usual name, or the only
+    ``nn.Linear`` if no layer with parameters follows it.
     """
     found = _last_layer(model)
     if found is None:
@@ -101,7 +101,7 @@ def _pools(module: nn.Module) -> bool:
 
 
 def _timm_width(model: Any) -> int:
-    """Width of the classifier's input, which ``num_features`` need not be; of the output if made with ``num_classes=0``."""
+    """Return the width of the classifier's input, not always ``num_features``; of the output if ``num_classes=0``."""
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     layer = classifier[0] if isinstance(classifier, (tuple, list)) else classifier  # distilled models have two
     widths = [(layer, "in_features"), (layer, "in_channels"), (model, "head_hidden_size"), (model, "num_features")]

@@ -1,7 +1,7 @@
 """Features from several layers of one frozen network, pooled, normalized and projected to a fixed number of columns.
 
-Each feature is a fixed function of one sample: the network is frozen, pooling and normalization use that sample alone, and the
-projection is drawn from a seed. A head on these features therefore unlearns as exactly as a head on the last layer.
+Each feature is a fixed function of one sample. The network is frozen, pooling and normalization use that sample alone, and a
+seed fixes the projection. A head on these features therefore unlearns as exactly as a head on the last layer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LAYER_SETS = ("last", "blocks", "all")
 
 
 class LayerTaps(nn.Module):
-    """Frozen network in, features (B, J) of several of its layers out.
+    """Maps a batch to the features (B, J) of several layers of a frozen network.
 
-    For each tapped layer: pool its output over positions, normalize the pooled values, and, if all of them together exceed
-    ``max_features``, multiply them by a fixed random matrix of signs. Layers keep columns of their own (``groups``), so that
-    ``column_selection.select(head, taps.groups)`` can choose among them.
+    The output of each tapped layer is pooled over positions and normalized. If the layers together have more than
+    ``max_features`` values, a fixed random matrix of signs projects them to fewer. Each layer keeps its own columns
+    (``groups``), so that ``column_selection.select(head, taps.groups)`` can choose among the layers.
 
     **The network passed in is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised, its
     modes and gradient flags are restored.
@@ -43,10 +43,11 @@ class LayerTaps(nn.Module):
             ``"last"`` (the last block only), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
         pool: ``"mean"``, ``"std"``, ``"cls"`` (the first token), ``"grid2"`` (means of 2 x 2 cells; also 3 and 4), or several.
             Tokens that an attention mask hides are left out.
-        normalize: of each group by its own numbers: ``"l2"`` (length 1), ``"sqrt"`` (signed root, then length 1) or None.
-        max_features: the most columns; None for no limit. Layers share it in proportion to their widths.
-        example: a batch to run once, which shows the widths of the layers. Needed only if the input cannot be guessed.
-        seed: of the projection.
+        normalize: how each group is normalized by its own numbers: ``"l2"`` (length 1), ``"sqrt"`` (signed root, then length
+            1) or None.
+        max_features: the largest number of columns; None for no limit. Layers share it in proportion to their widths.
+        example: a batch that is run once to find the widths of the layers. Needed only if the input cannot be guessed.
+        seed: the seed of the projection.
 
     Attributes:
         groups: for each tapped layer the columns that come from it, as a slice.
@@ -116,7 +117,7 @@ class LayerTaps(nn.Module):
                 self.register_buffer(f"signs_{i}", signs.to(device))
 
     def forward(self, batch: Any) -> Tensor:
-        """Features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
+        """Compute features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
         mask, pooled = _mask_of(batch), dict[str, Tensor]()
 
         def pool(name: str, output: Tensor) -> None:
@@ -139,9 +140,10 @@ class LayerTaps(nn.Module):
 
     @torch.no_grad()
     def _widths(self, example: Any, names: Iterable[str]) -> dict[str, int]:
-        """Pooled width of each layer's output, in the order in which they come out; a tensor that two modules return once.
+        """Return the pooled width of each layer's output, in the order of the outputs.
 
-        Outputs (B, K) that come beside outputs with positions are left out: they are the scores of a classifier.
+        A tensor that two modules return counts once. If some outputs have positions, outputs (B, K) are left
+        out, because they are the scores of a classifier.
         """
         mask, seen = _mask_of(example), dict[str, Tensor]()
 
@@ -262,7 +264,7 @@ def widest_inside(widths: dict[str, int], blocks: Sequence[str]) -> dict[str, in
 
 
 def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
-    """Names of the modules that ``layers`` asks for; those that give no tensor are left out later."""
+    """Return the names of the modules that ``layers`` selects. Modules that return no tensor are left out later."""
     if isinstance(layers, str) and layers in LAYER_SETS:
         blocks = list(find_blocks(model))
         if layers == "all":
@@ -286,10 +288,10 @@ def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
 
 
 def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Names of the blocks of a network: the composed members of its chains (Sequential, ModuleList), outermost first.
+    """Yield the names of the blocks of a network: the composed members of its chains (Sequential, ModuleList), outermost first.
 
-    A chain of plain layers inside a chain is one block (convolution, norm and activation). A network without chains of blocks
-    has a block at each composed child, and one that is a chain of plain layers a block at each activation.
+    A chain of plain layers inside a chain (convolution, norm and activation) is one block. In a network without chains of
+    blocks, each composed child is a block. In a network that is a chain of plain layers, each activation is a block.
     """
     children = list(module.named_children())
     chain = isinstance(module, nn.Sequential | nn.ModuleList)

@@ -1,4 +1,4 @@
-"""The Nystroem map: a kernel through a few landmarks."""
+"""The Nystroem map, which approximates a kernel by a few landmarks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torchlssvm.kernels import Kernel, as_kernel
 class Nystroem(nn.Module):
     """phi(x) = k(x, Z) K_ZZ^(-1/2) for landmarks Z (m, J), so that phi(x) . phi(z) is near k(x, z), and exact on the landmarks.
 
-    Landmarks are samples: ``fit(x)`` draws m of the rows of x by the seed. A head on these features cannot remove their
-    influence, so choose public samples as landmarks, or fit again after an erasure. Unlike features of the random maps, these
-    may differ in the last bit with the batch size, so remove exactly the features that you added.
+    Landmarks are samples: ``fit(x)`` draws m of the rows of x by the seed. A head on these features cannot remove the influence
+    of a landmark, so choose public samples as landmarks, or fit again after an erasure. Unlike the features of the random maps,
+    these may differ in the last bit with the batch size. To remove a sample, pass the same features that you added.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         landmarks: m, the number of features.
-        seed: which rows are taken.
+        seed: the seed that chooses the rows.
         device: where the state lives.
 
     Example:
@@ -77,7 +77,7 @@ class Nystroem(nn.Module):
         return self.kernel.tiled_product(rows, self.landmarks, self.root)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device; the state stays float64 whatever ``.half()`` asks for."""
+        """Move to another device. The state stays float64, even after ``.half()``."""
         del recurse
         device = fn(torch.empty(0, device=self.landmarks.device)).device
         self.kernel.to(device)

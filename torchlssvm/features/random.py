@@ -1,4 +1,4 @@
-"""Random feature maps: drawn once from a seed, the same to the bit everywhere."""
+"""Random feature maps, drawn once from a seed and equal to the bit everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchlssvm.functional import checks, projection
 
 
 class RandomProjection(nn.Module):
-    """The base: integer weights (J, M), drawn from a seed and saved with the module; ``.half()`` does not change them."""
+    """The base of random maps: integer weights (J, M), drawn from a seed and saved. ``.half()`` does not change them."""
 
     weight: Tensor
 
@@ -41,8 +41,9 @@ class RandomProjection(nn.Module):
 class RandomReLU(RandomProjection):
     """phi(x) = relu(x W) / s, W standard normal (J, M), s a power of two near sqrt(J): a random lift to M features.
 
-    A head on these features, learned class by class, equals the one learned from all classes at once, digest and all: features
-    do not depend on the batch (:mod:`torchlssvm.functional.projection`). This is the second stage of RanPAC.
+    The features of a sample do not depend on its batch (:mod:`torchlssvm.functional.projection`). A head on these features that
+    learns class by class therefore equals a head that learns all classes at once, down to its digest. This is the second stage
+    of RanPAC.
 
     Example:
         >>> import torch
@@ -65,7 +66,7 @@ class RandomReLU(RandomProjection):
 class RandomFourier(RandomProjection):
     """phi(x) = sqrt(2/M) cos(x W sqrt(2 gamma) + t), so that phi(x) . phi(z) is near exp(-gamma |x - z|^2) (Rahimi and Recht).
 
-    Give sigma or gamma, as for :class:`torchlssvm.kernels.RBF`. The error falls as 1/sqrt(M). The projection is exact; the
+    Give sigma or gamma, as for :class:`torchlssvm.kernels.RBF`. The error falls as 1/sqrt(M). The projection is exact, but the
     last bit of the cosine depends on the device.
 
     Example:

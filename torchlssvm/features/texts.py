@@ -1,4 +1,4 @@
-"""Texts as input of a network: an encoder of Hugging Face transformers from a folder, and its tokenizer."""
+"""Texts as the input of a network: load an encoder of Hugging Face transformers, with its tokenizer, from a folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 
 class Tokenize:
-    """Turn a list of texts into what an encoder takes: ``input_ids`` and ``attention_mask``, padded to the longest text.
+    """Turn a list of texts into the input of an encoder: ``input_ids`` and ``attention_mask``, padded to the longest text.
 
     Args:
-        tokenizer: of transformers, or any callable with the same arguments.
-        max_length: tokens after which a text is cut; None takes the tokenizer's own limit.
+        tokenizer: a tokenizer of transformers, or any callable with the same arguments.
+        max_length: the number of tokens after which a text is cut; None uses the tokenizer's own limit.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None):
@@ -23,7 +23,7 @@ class Tokenize:
         self.max_length = max_length or (limit if isinstance(limit, int) and limit < 10**6 else None)
 
     def __call__(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Tokens of texts: a dict of tensors (B, T)."""
+        """Tokenize texts and return a dict of tensors (B, T)."""
         return dict(
             self.tokenizer(
                 list(texts), padding=True, truncation=self.max_length is not None, max_length=self.max_length,
@@ -32,7 +32,7 @@ class Tokenize:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """Name and hash of the tokenizer, the same in each process: a store compares it."""
+        """The name and hash of the tokenizer. They are the same in each process, so a store can compare them."""
         inner = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = inner.get_vocab(with_added_tokens=True) if inner is not None else self.tokenizer.get_vocab()
         content = hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()

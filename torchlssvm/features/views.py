@@ -17,11 +17,12 @@ VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)
 class Views(nn.Module):
     """Average the features of a batch and of fixed transforms of it.
 
-    A transform must be fixed: it gives the same result each time, for each sample by itself, and leaves its input as it is. The
-    first batches test that. Random augmentation raises a ValueError, because features that are drawn again cannot be removed.
+    A transform must be fixed: it gives the same result each time, treats each sample by itself, and does not change its input.
+    The first batches test these properties. Random augmentation raises a ValueError, because a sample whose features are drawn
+    again cannot be removed.
 
     Args:
-        module: gives features (B, J) of a batch.
+        module: computes features (B, J) of a batch.
         views: ``"flip"`` (the mirror image) or callables that take a batch and return one.
 
     Example:
@@ -48,7 +49,7 @@ class Views(nn.Module):
         self._tried = False
 
     def forward(self, batch: Any) -> Tensor:
-        """Features (B, J), float64: the mean over the batch and its transforms."""
+        """Compute features (B, J), float64, as the mean over the batch and its transforms."""
         values = tensor_of(run(self.module, batch)).to(torch.float64)
         for view in self.views:
             values = values + tensor_of(run(self.module, self._transformed(batch, view)))
@@ -86,21 +87,21 @@ class Views(nn.Module):
 
 
 def view_name(view: str | Callable[[Any], Any]) -> str:
-    """Name of a transform, the same in each process: of a function its name, of a module its repr."""
+    """Return a name that is the same in each process: the name of a function, or the repr of a module."""
     if isinstance(view, str):
         return view
     return repr(view) if isinstance(view, nn.Module) else getattr(view, "__qualname__", type(view).__qualname__)
 
 
 def run(module: nn.Module, batch: Any) -> Any:
-    """Call a module with a batch: a tensor, or a dict of its arguments."""
+    """Call a module with a batch, which is a tensor or a dict of arguments."""
     if isinstance(batch, Mapping) and not getattr(module, "takes_batches", False):
         return module(**batch)
     return module(batch)
 
 
 def tensor_of(output: Any, width: int | None = None) -> Tensor:
-    """The features in what a network returns: a tensor, or the one tensor (B, J) of a dict; ValueError otherwise."""
+    """Find the features in a network's output: a tensor, or the one tensor (B, J) of a dict; ValueError otherwise."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

@@ -1,17 +1,18 @@
 r"""Approximate removal: the error of the weights when the removed samples are known only roughly.
 
-You want to remove samples x_i, but remove x_i + e_i instead. With A' the true system after the removal, W~ the weights
-obtained, W' the correct ones, r_i = y_i - f~(x_i + e_i) the residuals of the removed rows, c_i their weights and mu' the
-true mean (free intercept; 0 otherwise), subtracting the two normal equations gives, exactly,
+A removal needs the exact samples x_i, but only noisy copies x_i + e_i may be available, and those are removed instead. Let A'
+be the system after the correct removal, W' its weights, and W~ the weights obtained. The removed rows have weights c_i and
+residuals r_i = y_i - f~(x_i + e_i). mu' is the true mean for a free intercept, and 0 otherwise. Subtracting the two normal
+equations gives, exactly,
 
     A' (W' - W~) = sum_i c_i ( e_i r_i^T - (x_i - mu') (e_i^T W~) )
 
-From it follow a bound for |e_i| <= delta, since A' >= rho I and A' >= A~ - sum_i c_i (2 |x_i + e_i| + delta) delta,
+If |e_i| <= delta, then A' >= rho I and A' >= A~ - sum_i c_i (2 |x_i + e_i| + delta) delta, which bounds the error:
 
     |W' - W~| <= delta / lambda(A') * sum_i c_i ( |r_i| + (|x_i + e_i - mu~| + delta + s) |W~| ),    s = delta sum_i c_i / n'
 
-and, for independent e_i with standard deviation sigma in each feature, the root mean square to first order in sigma, where
-A' is taken for A~:
+If the e_i are independent with standard deviation sigma in each feature, the mean square error has a first-order estimate, in
+which A~ replaces A':
 
     sigma^2 sum_i c_i^2 ( |r_i|^2 |A^-1|_F^2 + |A^-1 (x_i - mu)|^2 |W|_F^2 - 2 tr( r_i (A^-1 (x_i - mu))^T A^-1 W ) )
 
@@ -63,7 +64,7 @@ def approximation(
     P: Tensor, rho: float, w: Tensor, b: Tensor, x: Tensor, y: Tensor, weights: Tensor,
     mean: Tensor | None, total: float | None,
 ) -> Approximation:  # fmt: skip
-    """Figures of a removal, from the system after it; letters as in the module's docstring.
+    """Compute the error figures of a removal from the system after it, in the letters of the module's docstring.
 
     P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the rows removed; y: (L, K), their targets;
     weights: (L,); mean: (J,) and total: the mean and weight n' of the samples left; None unless the intercept is free.

@@ -1,28 +1,29 @@
 """The inverse of a growing and shrinking matrix, by blocks (Duan et al., Lemma 1 and equations (8), (9)).
 
-Q is symmetric and positive definite, U = Q^-1. Both updates of U are symmetric terms of low rank, so they are given as rows
-Z (k, N) and a sign, U_new = U + sign Z^T Z, so that many of them can be added up in one matrix product.
+Q is symmetric and positive definite, and U = Q^-1. Both updates change U by a symmetric term of low rank. Each term is
+returned as rows Z (k, N) and a sign, U_new = U + sign Z^T Z, so that one matrix product can add many terms.
 
 **Removing** k rows (9): with R = (U_11, U_12) the k rows of U and U_11 = L L^T,
 
     U_new = U - R^T U_11^-1 R = U - Z^T Z,      Z = L^-1 R.
 
-The rows and columns removed come out as zero; the rest is U_keep - U_12^T U_11^-1 U_12.
+The removed rows and columns become zero. The remaining entries are U_keep - U_12^T U_11^-1 U_12.
 
-**Adding** k rows, the same lemma read backwards: with Q_c (k, N) the new rows of Q against the old ones, B = Q_c U,
+**Adding** k rows reverses the same lemma. With Q_c (k, N) the new rows of Q against the old ones, B = Q_c U,
 and the Schur complement S = Q_cc - B Q_c^T = L L^T,
 
     U_new = U + [-B, I]^T S^-1 [-B, I] = U + Z^T Z,      Z = L^-1 [-B, I].
 
-For any h = U t that is wanted beside U (the solution!), h_new = h -+ Z^T (...) costs k passes over a vector, not over U:
+A product h = U t, such as the solution, can be updated with k passes over a vector, without a pass over U:
 
     removing:  h_new = h - Z^T (L^-1 h_1),              h_1 (k, m) the removed rows of h
     adding:    h_new = h + Z^T (L^-1 (t_c - B t)),      t_c (k, m) the new rows of t
 
-**Share.** Rounding errors of U grow by the inverse of how much is left where the most cancels: of Q_cc in the Schur complement
-when rows are added, of the diagonal of U when they are removed. For the second there is a bound that needs the removed block
-alone. U_jj,new / U_jj = 1 - u^T U_11^-1 u / U_jj with u = U_1j, and since U_11 - u u^T / U_jj is the block without j, which is
-at least Q_11^-1, the ratio is at least the smallest eigenvalue of U_11^-1 Q_11^-1, hence at least 1 / trace(Q_11 U_11).
+**Share.** The share is the smallest fraction of a diagonal entry that is left after the cancellation in an update. Rounding
+errors of U grow by its inverse. Adding rows cancels in Q_cc (the Schur complement); removing rows cancels in the diagonal of U.
+For a removal, the removed block alone gives a bound. Let u = U_1j, so that U_jj,new / U_jj = 1 - u^T U_11^-1 u / U_jj. The
+matrix U_11 - u u^T / U_jj is the block without j, and it is at least Q_11^-1. So the ratio is at least the smallest eigenvalue
+of U_11^-1 Q_11^-1, and hence at least 1 / trace(Q_11 U_11).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from torchlssvm.functional.whitened import inverse_lower
 class Term(NamedTuple):
     """A change of U by ``sign`` Z^T Z and of h = U t by ``sign`` Z^T v.
 
-    ``L`` (k, k) is the factor of the block that was inverted. ``share`` (see above) is zero, negative or NaN if that block is
-    not positive definite.
+    ``L`` (k, k) is the Cholesky factor of the block that was inverted. ``share`` is defined in the module's docstring. It is
+    zero, negative or NaN if the block is not positive definite.
     """
 
     Z: Tensor  # (k, N)
@@ -50,7 +51,7 @@ class Term(NamedTuple):
 
 
 def principal_part(Q: Tensor, at: slice | Tensor) -> Tensor:
-    """Rows and columns ``at`` of a square matrix, in that order; a view for a slice."""
+    """Return rows and columns ``at`` of a square matrix, in that order. A slice gives a view."""
     if isinstance(at, slice):
         return Q[at, at]
     if Q.device.type == "cpu":
@@ -60,7 +61,7 @@ def principal_part(Q: Tensor, at: slice | Tensor) -> Tensor:
 
 
 def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:
-    """The term that takes rows out.
+    """Compute the term that removes rows.
 
     R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t; Q: (k, k) the block of Q that is removed.
     """
@@ -71,10 +72,10 @@ def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:
 
 
 def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tensor, tc: Tensor, N: int) -> Term:
-    """The term that takes rows in, at places where U is zero.
+    """Compute the term that adds rows at places where U is zero.
 
     B: (k, M) = Q_c U, M <= N; Qc: (k, M) zero at the new places; Qcc: (k, k); slots: (k,) the new places, below N; t: (M, m)
-    right-hand sides, tc: (k, m) those of the new rows.
+    the right-hand sides of the old rows; tc: (k, m) the right-hand sides of the new rows.
     """
     L, W, info = _factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
     Z = constant_pad_nd(W.neg() @ B, (0, N - B.shape[1]))
@@ -86,7 +87,7 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tenso
 
 
 def _factor(S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for a number: its root tells). L^-1, since k is small."""
+    """Return L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for k = 1, where a NaN root shows a failure)."""
     if S.shape[0] == 1:
         L = S.sqrt()
         return L, L.reciprocal(), None

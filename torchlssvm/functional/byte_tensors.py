@@ -1,4 +1,4 @@
-"""Bytes in uint8 tensors, which is how checkpoints hold text and packed records."""
+"""Conversion between bytes and uint8 tensors, the form in which checkpoints store text and packed records."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def bytes_to_tensor(data: bytes) -> Tensor:
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:
-    """Undo :func:`bytes_to_tensor`; TypeError or ValueError unless the tensor holds bytes."""
+    """Undo :func:`bytes_to_tensor`. Raises TypeError or ValueError unless the tensor holds bytes."""
     return bytes(tensor.tolist())

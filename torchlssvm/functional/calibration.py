@@ -1,17 +1,17 @@
-r"""From scores to probabilities: temperature, Platt's sigmoid, isotonic regression; and how well they are calibrated.
+r"""Maps from scores to probabilities (temperature, Platt's sigmoid, isotonic regression), and measures of their calibration.
 
-Each map is fitted by minimizing a convex function of (score, label) pairs, to convergence and from a fixed start, so it is a
-function of the pairs alone: fitted again after a removal it equals the map fitted from scratch on the rest.
+Each map minimizes a convex function of (score, label) pairs. The minimization starts at a fixed point and runs to convergence,
+so the map depends on the pairs alone. A map fitted again after a removal therefore equals a map fitted only on the rest.
 
 Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t > 0
 Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s + c)))
 Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
 
-Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
-(n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
+The targets are those of Platt (1999), (n_+ + 1) / (n_+ + 2) and 1 / (n_- + 2). They lie slightly inside 0 and 1, so separable
+scores give finite parameters. With several classes, the probabilities are normalized to a sum of one.
 
-A temperature keeps the order of the scores, so the most probable class is the predicted one. The others fit the border between
-classes to the data: near the border, the most probable class may differ from the one with the largest score.
+A temperature keeps the order of the scores, so the most probable class is the predicted one. The other two maps also move the
+border between classes. Near the border, the most probable class may therefore differ from the one with the largest score.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 
 
 def least_squares(scores: Tensor) -> Tensor:
-    """(1 + s) / 2, projected to rows >= 0 that sum to 1 (B, K): a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
+    """Project (1 + s) / 2 to rows >= 0 that sum to 1 (B, K). A least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
 
-    The projection (Euclidean; Held, Wolfe, Crowder 1974) subtracts one number from a row and clips it at 0, so the order of
-    classes is that of their scores.
+    The Euclidean projection (Held, Wolfe, Crowder 1974) subtracts one number from each row and clips the row at 0, so it keeps
+    the classes in the order of their scores.
     """
     p = (1.0 + scores) / 2
     sorted_, _ = p.sort(1, descending=True)
@@ -38,10 +38,10 @@ def least_squares(scores: Tensor) -> Tensor:
 def minimized(
     theta: Tensor, loss: Callable[[Tensor], Tensor], newton_step: Callable[[Tensor], Tensor], low: float, high: float
 ) -> Tensor:
-    """The minimum of a convex loss by Newton's method with halved steps (Lin, Lin, Weng 2007), between bounds.
+    """Minimize a convex loss between bounds by Newton's method with halved steps (Lin, Lin, Weng 2007).
 
-    It ends when a step moves the parameters by 1e-12 of their size; ten steps are usual. An increase of the loss by 1e-13 is
-    taken for rounding.
+    The method stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps. An increase of
+    the loss by up to 1e-13 of its value is treated as rounding.
     """
     value = loss(theta)
     for _ in range(100):
@@ -60,7 +60,7 @@ def minimized(
 
 
 def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    """t (1,), by the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
+    """Fit the temperature t (1,) by the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
     K, n = scores.shape[1], d.sum()
     eps = 1.0 / (n + 2.0)
     hit = torch.nn.functional.one_hot(y, K).to(torch.bool)
@@ -81,10 +81,10 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
 
 
 def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
-    """(a, c) of Platt's sigmoid. s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
+    """Fit (a, c) of Platt's sigmoid. s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
     plus, minus = d[hit].sum(), d[~hit].sum()
     target = torch.where(hit, (plus + 1) / (plus + 2), 1 / (minus + 2))
-    # scale-free: a is found for standardized scores
+    # Standardized scores make the fit of a independent of their scale.
     mean = (d * s).sum() / d.sum()
     spread = ((d * (s - mean).square()).sum() / d.sum()).sqrt().clamp(min=torch.finfo(s.dtype).tiny)
     X = torch.stack([(s - mean) / spread, torch.ones_like(s)], 1)
@@ -97,7 +97,7 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
     def newton_step(theta: Tensor) -> Tensor:
         p = torch.sigmoid(X @ theta)
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
-        # 1e-12: ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible
+        # 1e-12: the ridge per unit of weight. It keeps the Hessian invertible if all scores are equal.
         hessian.diagonal().add_(1e-12 * d.sum())
         step: Tensor = torch.linalg.solve(hessian, X.mT @ (d * (p - target)))
         return step
@@ -108,7 +108,7 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
 
 
 def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Knots (m,) and values (m,) of the nondecreasing fit; between knots it is linear, beyond them constant.
+    """Fit a nondecreasing function: knots (m,) and values (m,). It is linear between knots and constant beyond them.
 
     s: (n,) scores; hit: (n,) bool; d: (n,) weights. Equal scores are pooled first.
     """
@@ -134,7 +134,7 @@ def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear, constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
+    """Interpolate linearly between knots; constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
     if len(knots) == 1:
         return values.expand(len(x)).clone()
     right = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
@@ -144,13 +144,13 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
-    """Rows that sum to one; equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
+    """Scale rows to sum to one. Equal entries, including zeros, are ordered by their scores. p: (B, K) >= 0; scores: (B, K)."""
     p = p + 1e-9 * torch.softmax(scores, 1)  # a share that breaks ties
     return p / p.sum(1, keepdim=True)
 
 
 CONFIDENCE_BINS = 15
-"""Bins of equal width between 0 and 1, the usual number in the literature, so that errors can be compared."""
+"""The number of bins of equal width between 0 and 1. It is the usual one in the literature, so errors can be compared."""
 
 
 def _binned(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +173,7 @@ def expected_calibration_error(probabilities: Tensor, y: Tensor) -> float:
 
 
 def reliability(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean confidence, accuracy and number of samples of each bin (bins,); NaN where a bin is empty."""
+    """Return mean confidence, accuracy and number of samples of each bin (bins,); NaN for an empty bin."""
     which, *values = _binned(probabilities, y)
     zeros = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device)
     sums = [zeros.index_add(0, which, v) for v in values]

@@ -1,4 +1,4 @@
-"""Input checks: first all that need no data, then all data-dependent ones in a single read from the device."""
+"""Input checks. Checks that need no data run first; all others share a single read from the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_fake(*tensors: Tensor | None) -> bool:
 
 
 def not_finite(t: Tensor) -> bool:
-    """Tell whether an entry is infinite or not a number. One pass: a finite sum has finite terms."""
+    """Tell whether an entry is infinite or NaN. If the sum is finite, all entries are, so one pass is usually enough."""
     if not t.numel() or is_fake(t):
         return False
     with threads_for(PASS_WORK * t.numel()):
@@ -47,9 +47,9 @@ def to_host(*tensors: Tensor) -> list[list[float]]:
 
 
 def read(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The values of tensors as host arrays, in one device synchronization; tensors of the CPU are given as they are.
+    """Return the values of tensors as host arrays, in one device synchronization. CPU tensors are not copied.
 
-    From a device numbers of eight bytes travel as they are, side by side; shorter ones become float64 or int64 first.
+    Numbers of eight bytes are transferred unchanged, in one array. Shorter numbers are converted to float64 or int64 first.
     """
     if all(t.device.type == "cpu" for t in tensors):
         return [t.numpy() for t in tensors]
@@ -66,9 +66,9 @@ def read(*tensors: Tensor) -> list[NDArray[Any]]:
 
 
 def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
-    """A detached tensor on ``device``; a tensor that lives elsewhere is an error, anything else is copied there.
+    """Return a detached tensor on ``device``. A tensor on another device is an error; any other value is copied to ``device``.
 
-    Arrays, and whatever turns into one by ``to_numpy`` (a pandas Series or DataFrame), are taken as lists are.
+    Arrays, and objects with a ``to_numpy`` method (a pandas Series or DataFrame), are accepted like lists.
     """
     if isinstance(value, Tensor):
         if value.device != device:
@@ -94,14 +94,14 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
 
 
 def first_text(value: Any) -> str | None:
-    """The first element of a list, an array, or a list of lists, if it is text; otherwise None."""
+    """Return the first element of a list, an array, or a list of lists if it is text; otherwise None."""
     while isinstance(value, list | tuple | np.ndarray) and len(value):
         value = value[0]
     return str(value) if isinstance(value, str) else None
 
 
 def id_list(ids: Any) -> list[int]:
-    """Ids of samples, a tensor, an array, a list or a number, as a list; ValueError unless they are integers, not a mask."""
+    """Return sample ids (a tensor, array, list or number) as a list. Raises ValueError unless they are integers, not a mask."""
     if isinstance(ids, np.integer) or (isinstance(ids, int) and not isinstance(ids, bool)):
         return [int(ids)]
     if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
@@ -114,7 +114,7 @@ def id_list(ids: Any) -> list[int]:
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The numbers of an array in a form that torch takes: writable, forward, in this machine's byte order, of a known type."""
+    """Convert an array for torch: writable, without negative strides, in native byte order, and of a known type."""
     if array.dtype.hasobject:
         array = np.array(array.tolist())  # pandas' own integers, for one
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -127,7 +127,7 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def sparse_features(given: Any, device: torch.device) -> Tensor | None:
-    """Sparse rows, torch's of any layout or scipy's, as a coalesced tensor; None for anything else."""
+    """Return sparse rows (torch's, of any layout, or scipy's) as a coalesced tensor; None for anything else."""
     if isinstance(given, Tensor):
         if given.layout == torch.strided:
             return None
@@ -161,7 +161,7 @@ def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> 
 
 
 def scored_features(x: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
-    """Features to be scored, float64 (B, J), differentiable in x; all but tensors are taken as :func:`features` does."""
+    """Return features to score as float64 (B, J), differentiable in x. Lists and arrays go through :func:`features`."""
     usable = isinstance(x, Tensor) and x.device == device and not x.is_complex() and x.shape[1:] == (J,)
     return (x if usable else features(x, J, device, sparse)).to(torch.float64)
 
@@ -219,7 +219,7 @@ def row_largest(x: Tensor) -> Tensor:
 
 
 def raise_not_finite(name: str, values: Tensor) -> None:
-    """ValueError with the number of NaN or inf entries and the first index."""
+    """Raise ValueError with the number of NaN or inf entries and the first index."""
     bad = ~torch.isfinite(values.values() if values.is_sparse else values)
     first = tuple(values.indices()[:, bad][:, 0].tolist() if values.is_sparse else bad.nonzero()[0].tolist())
     raise ValueError(
@@ -229,7 +229,7 @@ def raise_not_finite(name: str, values: Tensor) -> None:
 
 
 def finite_scores(scores: Tensor) -> Tensor:
-    """Return scores (B, K) of finite rows; ValueError with the first row that holds NaN or inf. One read from the device."""
+    """Return scores (B, K) if they are finite; ValueError with the first row that is not. One read from the device."""
     if not torch.compiler.is_compiling() and not_finite(scores):
         bad = (~scores.isfinite().all(1)).nonzero()[:, 0]
         raise ValueError(
@@ -248,19 +248,19 @@ def positive(value: Any, name: str) -> float:
 
 
 def natural(value: Any, name: str) -> None:
-    """ValueError unless the value is an int >= 0."""
+    """Raise ValueError unless the value is an int >= 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be an int >= 0, got {value!r}")
 
 
 def label(value: Any, K: int) -> None:
-    """ValueError unless the value is the number of a class."""
+    """Raise ValueError unless the value is the number of a class."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < K:
         raise ValueError(f"the class must be an int in 0..{K - 1}, got {value!r}")
 
 
 def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
-    """An option's value, or ValueError listing what is allowed."""
+    """Return the value of an option, or raise ValueError with the allowed values."""
     if isinstance(value, str) and value in allowed:
         return value
     if not any(value is a for a in allowed):

@@ -1,13 +1,13 @@
-r"""Conformal prediction sets from leave-one-out scores: classes that hold the right one in a stated share of cases.
+r"""Conformal prediction sets from leave-one-out scores: sets that contain the right class in a stated share of cases.
 
-How badly class k fits a sample is r(x, k) = max_{l != k} s_l(x) - s_k(x), negative for the predicted class. For the samples
-held, leave-one-out gives r_i = r(x_i, y_i) under the head that never saw sample i. With n of them and level p,
+The misfit of class k to a sample is r(x, k) = max_{l != k} s_l(x) - s_k(x), which is negative for the predicted class. For each
+training sample, leave-one-out gives r_i = r(x_i, y_i) under the head that never saw sample i. With n samples and level p,
 
     q = the ceil(p (n + 1))-th smallest r_i,        set(x) = {k : r(x, k) <= q}.
 
-If new samples are drawn like those held, set(x) contains the right class with probability about p. This is the jackknife of
-Barber, Candes, Ramdas and Tibshirani (2021): x is scored by the head of all samples, which differs from those without one
-sample by O(1/n). A set may hold several classes, or none where even the best class fits worse than q.
+If new samples come from the same distribution, set(x) contains the right class with probability about p. This is the jackknife
+of Barber, Candes, Ramdas and Tibshirani (2021): x is scored by the head of all samples, which differs by O(1/n) from a head
+without one sample. A set may hold several classes, and it is empty if even the best class has a misfit above q.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The choice between updating and solving again, made in one place.
 
-Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
-statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
-well, J^3. With the L x L part of Theorem 1 the break-even lies between J/6 and J/4 for w alone, and near J/8 when the
-inverse is kept; ``recipes/benchmarks/linear_head.py --only crossover`` measures it.
+Flops for J features and L changed columns: Theorem 1 costs 4 J^2 L if the inverse is kept up to date, and 2 J^2 L for w alone.
+Solving for w from statistics costs J^3 / 3 (one Cholesky factorization, at about half the rate of a matrix product), and
+computing the inverse as well costs J^3. Including the L x L part of Theorem 1, both ways cost the same at L between J/6 and
+J/4 for w alone, and near J/8 with the inverse; ``recipes/benchmarks/linear_head.py --only crossover`` measures this point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 
     changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    # 2**22: numbers (32 MiB) in the rows of a change beyond which a solve is made, past J = 5,000: Theorem 1 holds six such
+    # 2**22: numbers (32 MiB) in the rows of a change above which a solve is made, beyond J = 5,000. Theorem 1 needs six such
     # arrays
     many = changed > (J // 8 if inverse else J // 6) or changed * J > 2**22
     return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J
@@ -39,13 +39,13 @@ def batch_size(J: int) -> int:
 
 
 SMALL_KERNEL = 64
-"""Below this many samples a kernel machine factors its matrix again: cheaper than an update, and without drift."""
+"""Below this many samples, a kernel machine factors its matrix again, which is cheaper than an update and has no drift."""
 
 LEAST_SHARE = 1e-3
 """If all but this share cancels in an update (a near-duplicate at a large C), a kernel machine factors again instead."""
 
 DEFERRED_ROWS = 64
-"""Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
+"""Rows of low-rank terms that wait for one product with the inverse of a kernel machine. Each adds n to reading a row."""
 
 
 LARGEST_KEPT_MATRIX = 512
@@ -55,19 +55,19 @@ LARGEST_KEPT_MATRIX = 512
 def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: bool = False) -> bool:
     """Whether a kernel machine of n samples should update its inverse instead of factoring the new matrix.
 
-    The bordered inverse costs 4 n^2 flops a row added, the Schur complement 2 n^2 a row removed, both at the rate of a product.
-    For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
-    rate, and the kernel comes on top. With a known inverse the break-even is 2 r^3. With a factor alone (after a bulk
-    change) a row added or removed costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so that the break-even
-    is r / 6 rows; to remove more rows than can wait, it factors again. If the matrix is kept (``gram``), updating several rows
-    pays only if the update and its bookkeeping cost less than a factorization; updating one row always pays.
-    ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
+    Updating costs 4 n^2 flops for an added row (bordered inverse) and 2 n^2 for a removed row (Schur complement), at the rate
+    of a product. For the r = n + added - removed samples left, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about
+    half that rate, plus the kernel. With a known inverse, both ways cost the same at 2 r^3. With a factor alone (after a bulk
+    change), each row costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so updating up to r / 6 rows pays. If
+    more rows are removed than can wait, the matrix is factored again. If the matrix is kept (``gram``), updating several rows
+    pays only if the update and its bookkeeping cost less than a factorization. Updating one row always pays.
+    ``recipes/benchmarks/kernel_machines.py --only crossover`` measures these costs.
     """
     left = n + added - removed
     if min(n, left) < SMALL_KERNEL:
         return False
     update = n * n * (4 * added + 2 * removed)
-    # 4_000_000: flops of a factorization that take as long as the bookkeeping of an update of several rows
+    # 4_000_000: the flops of a factorization that takes as long as the bookkeeping of an update of several rows
     if gram and added + removed > 1 and 3 * update + 4_000_000 > left**3:
         return False
     if inverse:

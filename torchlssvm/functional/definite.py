@@ -1,10 +1,10 @@
-"""A test whether any samples can have the given sums.
+"""A test of whether given sums can be sums over samples.
 
-Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Removing a sample that
-was never added may break that. If it does, some sample was removed that was never added, or was removed twice. G is scaled to
-a unit diagonal, S = D^-1/2 G D^-1/2, which changes no sign and makes features of any scale count alike. Cholesky's
-factorization of S + t I, t = 1e-12 (J + 1), exists for every semidefinite G in spite of rounding (its backward error is
-about 1e-16 (J + 1)), so a failure is a proof. Violations smaller than t go unnoticed.
+The sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. If G is not, then some sample
+was removed that was never added, or was removed twice. The test first scales G to a unit diagonal, S = D^-1/2 G D^-1/2. The
+scaling keeps all signs and gives features of any scale equal influence. For every semidefinite G, S + t I with
+t = 1e-12 (J + 1) has a Cholesky factorization in spite of rounding, whose backward error is about 1e-16 (J + 1). A failed
+factorization therefore proves a wrong removal. Violations smaller than t are not detected.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be those of samples. m: (J,); n: scalar; ridge: added to M."""
+    """Tell whether the sums of a group can be sums over samples. m: (J,); n: scalar; ridge: added to M."""
     G = bordered(packed, m, n)
     G.diagonal()[:-1].add_(ridge)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()
     S = G.mul_(scale).mul_(scale[:, None])
-    # 1e-12: relative to the diagonal: ten thousand times the backward error of Cholesky's factorization
+    # 1e-12, relative to the diagonal, is ten thousand times the backward error of Cholesky's factorization.
     S.diagonal().add_(1e-12 * S.shape[0])
     info: Tensor = torch.linalg.cholesky_ex(S).info
     return bool((info == 0) & (signs >= 0).all())

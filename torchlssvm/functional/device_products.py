@@ -1,10 +1,10 @@
-"""A test that a device multiplies integers exactly in float64, as sums on a grid need it.
+"""A test that a device multiplies integers exactly in float64, which exact integer sums require.
 
-Some hardware has few float64 units, and its libraries may emulate float64 products with fewer bits from a certain size on. The
-product M = Q^T Q of integers Q (4096 x 1024) up to 2^20 in magnitude has entries up to 2^52, all exact in float64. It is
-checked on the host by Freivalds' test in integers modulo 2^64: M r = Q^T (Q r) for random 64-bit vectors r. A wrong M passes
-with one vector with a probability of at most d / 2^64, where d is the largest power of two that divides all its errors; an
-error of one entry of M is below 2^53.
+Some hardware has few float64 units, and its libraries may emulate large float64 products with fewer bits. The test forms
+M = Q^T Q for integers Q (4096 x 1024) up to 2^20 in magnitude. The entries of M are at most 2^52, so float64 can hold all of
+them exactly. The host checks M by Freivalds' test, M r = Q^T (Q r) for random 64-bit vectors r in integers modulo 2^64. With
+one vector, a wrong M passes with a probability of at most d / 2^64, where d is the largest power of two that divides all its
+errors. Each error is below 2^53, and so is d.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def products_are_exact(device: torch.device) -> bool:
 
 
 def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
-    """A product as integers on the host; None if an entry is not an integer, or too large."""
+    """Return a product as integers on the host; None if an entry is not an integer, or too large."""
     values = M.cpu().numpy()
     whole = np.isfinite(values).all() and (np.abs(values) < 2.0**53).all() and (values == np.floor(values)).all()
     return values.astype(np.int64) if whole else None
@@ -44,7 +44,7 @@ def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] |
 
 @lru_cache(maxsize=64)
 def require_exact_products(device: torch.device) -> None:
-    """InexactDeviceError unless the device's float64 products are exact; tested once for each process and device."""
+    """Raise InexactDeviceError unless float64 products of the device are exact. Tested once for each process and device."""
     if not products_are_exact(device):
         raise InexactDeviceError(
             f"float64 products on {device} are not exact: a product of integers of {PROBE_ROWS} x {PROBE_COLUMNS} differs from "

@@ -1,13 +1,13 @@
 """A least-squares SVM as a differentiable function of its features: weights and exact leave-one-out scores.
 
-With centred features X (n, J) and targets Y (n, K), A = X^T X + rho I and w = A^-1 X^T Y (free intercept: b = mean(y) - w^T
-mean(x)), the score of sample i by the head that never saw it is
+Let X (n, J) be centred features, Y (n, K) targets, A = X^T X + rho I and w = A^-1 X^T Y. A free intercept is
+b = mean(y) - w^T mean(x). The score of sample i by the head that never saw it is
 
     f_-i(x_i) = y_i - (y_i - f(x_i)) / (1 - h_i),      h_i = 1/n + x_i^T A^-1 x_i.
 
-For fewer samples than features the same follows from the (n, n) matrix G = X X^T + rho I: y_i - f(x_i) = rho (G^-1 Y)_i and
-1 - h_i = rho (G^-1)_ii - 1/n. Everything is a Cholesky factor and triangular solves, which autograd differentiates in closed
-form. So a network below can be trained for how well the *head* generalizes (R2-D2, MetaOptNet), then frozen.
+With fewer samples than features, the (n, n) matrix G = X X^T + rho I gives the same scores: y_i - f(x_i) = rho (G^-1 Y)_i and
+1 - h_i = rho (G^-1)_ii - 1/n. The computation uses a Cholesky factor and triangular solves, which autograd differentiates in
+closed form. So you can train a network for the generalization of the *head* on it (R2-D2, MetaOptNet), and then freeze it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchlssvm.functional import checks
 
 
 class Fit(NamedTuple):
-    """A fitted head: scores are x @ w + b; ``leave_one_out`` (n, K) are those of each sample without itself."""
+    """A fitted head. Scores are x @ w + b; ``leave_one_out`` (n, K) holds the scores of each sample without itself."""
 
     w: Tensor  # (J, K)
     b: Tensor  # (K,)

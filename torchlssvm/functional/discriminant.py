@@ -1,34 +1,34 @@
-"""Linear discriminant analysis from the solution of a least-squares head: the same sums, another K x K matrix.
+"""Linear discriminant analysis from the solution of a least-squares head, by a K x K matrix.
 
-Class k has n_k samples with mean mu_k; N = diag(n_k), n = sum n_k, m is the mean of all samples, and row k of M (K, J) is
-mu_k - m. The within-class scatter is the total scatter without that of the means, S_w = S_t - M^T N M. The discriminant uses
+Class k has n_k samples with mean mu_k. Let N = diag(n_k), n = sum n_k, m the mean of all samples, and mu_k - m row k of
+M (K, J). The within-class scatter is the total scatter minus the scatter of the means, S_w = S_t - M^T N M. The analysis uses
 
     Sigma = c (S_w + rho I) / n,      c = tr S_w / (tr S_w + rho J),
 
-so that the ridge does not change the trace, and its scores are log posteriors up to a constant that the classes share:
+so that the ridge does not change the trace. The scores are log posteriors up to a constant that all classes share:
 
     f_k(x) = M_k Sigma^-1 (x - m) - M_k Sigma^-1 M_k^T / 2 + log(n_k / n).
 
-This is scikit-learn's ``LinearDiscriminantAnalysis(solver="lsqr", shrinkage=s)`` with s = 1 - c. If samples have class weights,
-n_k is the sum of the weights of class k, and n_k / n is its prior: "balanced" weights give equal priors.
+This is scikit-learn's ``LinearDiscriminantAnalysis(solver="lsqr", shrinkage=s)`` with s = 1 - c. With class weights, n_k is the
+sum of the weights of class k, and n_k / n is the prior of the class. "balanced" weights therefore give equal priors.
 
 **From least squares.** With targets +1 and -1 and a free intercept, least squares has the weights W = 2 A^-1 M^T N, where
 A = S_t + rho I. So U = A^-1 M^T = W N^-1 / 2 is known, S_w + rho I = A - M^T N M, and by the Woodbury identity
 
     (S_w + rho I)^-1 M^T = U (I - N M U)^-1.
 
-The discriminant's weights are those of least squares times a K x K matrix. Adding, removing and merging need nothing new.
-All eigenvalues of N M U are below 1, since A exceeds M^T N M by at least rho I.
+So the weights of the discriminant are the least-squares weights times a K x K matrix, and adding, removing and merging samples
+need no further state. All eigenvalues of N M U are below 1, since A exceeds M^T N M by at least rho I.
 
-**Leave samples out.** Take samples x_i of class k with weights t_i out of a class of weight n_k, tau = sum t_i. With
-d_i = x_i - mu_k and e = sum t_i d_i, the class keeps the weight n_k - tau and the mean mu_k - e / (n_k - tau), and the scatter
-loses sum t_i d_i d_i^T + e e^T / (n_k - tau). So with B = S_w + rho I the rest has B - E E^T, where E has a column for each
-sample and one for each class, and by Woodbury
+**Leaving samples out.** Remove samples x_i with weights t_i, tau = sum t_i, from a class k of weight n_k. With
+d_i = x_i - mu_k and e = sum t_i d_i, the class keeps the weight n_k - tau and the mean mu_k - e / (n_k - tau). Its scatter
+decreases by sum t_i d_i d_i^T + e e^T / (n_k - tau). So B = S_w + rho I becomes B - E E^T, where E has one column for each
+sample and one for each class. By the Woodbury identity,
 
     (B - E E^T)^-1 = B^-1 + B^-1 E (I - E^T B^-1 E)^-1 E^T B^-1.
 
-One sample alone is a single column: sqrt(g) d with g = t n_k / (n_k - t). The mean of the rest is m' = -sum t_i (x_i - m) / n'
-from m, where n' = n - tau; scores centred on it instead of on m differ by -m'^T B'^-1 x + m'^T B'^-1 m' / 2 in all classes.
+A single sample gives a single column, sqrt(g) d with g = t n_k / (n_k - t). The mean moves by m' = -sum t_i (x_i - m) / n',
+n' = n - tau. Centring on the new mean changes the scores of all classes by the same -m'^T B'^-1 x + m'^T B'^-1 m' / 2.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torch import Tensor
 
 
 def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """Weights w (J, K) and b (K,) of the discriminant, from those of least squares.
+    """Compute the weights w (J, K) and b (K,) of the discriminant from the least-squares weights.
 
     Args:
         W: least-squares weights (J, K) for targets +1 and -1 and a free intercept.
@@ -51,7 +51,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = -1e30: below any other score, and finite, so that it can be calibrated.
+    A class without samples gets zero weights and b = -1e30. This is below any other score, but finite, so it can be calibrated.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -97,10 +97,10 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
 
 
 def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
+    """Compute scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
 
-    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). If a sample is the only one of its class, that class
-    is empty without it and scores below all others.
+    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). A class whose only sample is left out is empty, and
+    scores below all others.
     """
     means, counts = system.means, system.counts
     Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
@@ -131,7 +131,7 @@ def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple
 
 
 def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (R, K) of the samples of one group, without all of them, and their joint leverage (R,), for each the same.
+    """Compute scores (R, K) of the samples of one group, without all of them, and their joint leverage, repeated (R,).
 
     x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,).
     """
@@ -171,5 +171,5 @@ def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: fl
 
 
 def _inflation(ridge: Tensor | float, trace: Tensor) -> Tensor:
-    """1 / c = 1 + rho J / tr S_w, at most 1e6: samples that equal their class means leave the covariance without a scale."""
+    """Return 1 / c = 1 + rho J / tr S_w, at most 1e6. If all samples equal their class means, the covariance has no scale."""
     return (1 + ridge / trace.clamp(min=torch.finfo(trace.dtype).tiny)).clamp(max=1e6)

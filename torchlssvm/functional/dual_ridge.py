@@ -1,26 +1,28 @@
 r"""Ridge regression with fewer samples than features, solved in the space of the samples.
 
-Samples have weights d (n,), N in all; G = X X^T (n, n). With a free intercept rows and targets are centred on their weighted
-means, then scaled by the root of their weight: K = D^1/2 H G H^T D^1/2, H = I - 1 d^T / sum d, D = diag(d), and
+The samples have weights d (n,), N is their number with copies, and G = X X^T (n, n). With a free intercept, rows and targets
+are centred on their weighted means and then scaled by the root of their weight. With H = I - 1 d^T / sum d and D = diag(d),
+K = D^1/2 H G H^T D^1/2 and
 
     alpha = (K + rho I)^-1 Y,    w = X^T D^1/2 alpha,    b = mean(y) - mean(x) w.
 
-**The null direction.** K u = 0 and u^T Y = 0 for u = d^1/2 / |d^1/2|, since rows and targets are centred. So alpha is also
-(K + rho I + c u u^T)^-1 Y for any c, and with c the mean eigenvalue this system stays well conditioned however small rho is.
-Its inverse A differs from (K + rho I)^-1 by (1 / (rho + c) - 1 / rho) u u^T. Without an intercept c is zero.
+**The null direction.** Since rows and targets are centred, K u = 0 and u^T Y = 0 for u = d^1/2 / |d^1/2|. So alpha also equals
+(K + rho I + c u u^T)^-1 Y for any c. With c the mean eigenvalue, this system stays well conditioned for every small rho. Its
+inverse A differs from (K + rho I)^-1 by (1 / (rho + c) - 1 / rho) u u^T. Without an intercept, c is zero.
 
 **Leaving out** sample i: y_i - f(x_i) = alpha_i / (d_i^1/2 (A_ii - u_i^2 / (rho + c))).
 
-**GCV** is n rss / left^2 with rss = rho^2 |alpha|^2 and left = N - n + rho (tr A - 1 / (rho + c)), in which nothing cancels.
+**GCV** is n rss / left^2 with rss = rho^2 |alpha|^2 and left = N - n + rho (tr A - 1 / (rho + c)), a form without cancellation.
 
-For many values of rho, K = Q B Q^T is reduced once to a band matrix B by Householder reflections, 4/3 n^3 operations, all in
-matrix products. (A tridiagonal matrix, the way to eigenvalues, takes half of them in products with a vector.) B is a chain of
-small blocks, D_i on its diagonal and C_i below; elimination from the first to the last, F_0 = D_0 + rho I,
+For many values of rho, Householder reflections first reduce K = Q B Q^T to a band matrix B. This takes 4/3 n^3 operations, all
+in matrix products. (A reduction to tridiagonal form, as for eigenvalues, does half of them in slower matrix-vector products.)
+B is a chain of small blocks, D_i on its diagonal and C_i below. Each value of rho then takes an elimination of O(n) from the
+first block to the last. With F_0 = D_0 + rho I,
 
     F_i = D_i + rho I - C F_{i-1}^-1 C^T,    F_i' = I + C F_{i-1}^-1 F_{i-1}' F_{i-1}^-1 C^T,
     tr (B + rho I)^-1 = sum_i tr F_i^-1 F_i',
 
-takes O(n) for a value: the last is the derivative of log det (B + rho I) = sum log det F_i.
+The trace is the derivative of log det (B + rho I) = sum log det F_i.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ BAND_COLUMNS = 64
 
 
 class DualSystem(NamedTuple):
-    """The weighted, centred system of n samples; solving it overwrites its fields."""
+    """The weighted, centred system of n samples. Solving it overwrites its fields."""
 
     K: Tensor  # (n, n), the lower triangle
     Y: Tensor  # (n, outputs)
@@ -46,7 +48,7 @@ class DualSystem(NamedTuple):
     copies: float  # N - n
 
     def shift(self) -> float:
-        """Make K u = c u, by adding c u u^T; return c, or infinity without an intercept, where u is zero."""
+        """Make K u = c u by adding c u u^T. Returns c, or infinity without an intercept, where u is zero."""
         if not bool(self.u.any()):
             return math.inf
         c = float(self.K.diagonal().mean()) or 1.0
@@ -61,10 +63,10 @@ def centred(G: Tensor, d: Tensor) -> Tensor:
 
 
 def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
-    """alpha (n, outputs), and True if K + rho I has a Cholesky factor.
+    """Return alpha (n, outputs), and True if K + rho I has a Cholesky factor.
 
-    Without one, where rho is below the rounding of rows that depend on each other, alpha has no part in the directions where K
-    is zero but for rounding: w has none either, since X^T q is zero there.
+    The factor does not exist if rho is below the rounding errors of linearly dependent rows. alpha then has no part in the
+    directions q in which K is zero up to rounding. These directions do not contribute to w, since X^T q is zero.
     """
     K, Y = system.K, system.Y
     system.shift()
@@ -78,7 +80,7 @@ def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
 
 
 def left_out(system: DualSystem, rho: float) -> Tensor:
-    """Leave-one-out residuals (n, outputs); torch.linalg.LinAlgError where rho is below the rounding of dependent rows."""
+    """Return leave-one-out residuals (n, outputs). LinAlgError of torch if rho is below the rounding of dependent rows."""
     c = system.shift()
     system.K.diagonal().add_(rho)
     A = torch.cholesky_inverse(torch.linalg.cholesky(system.K))
@@ -99,7 +101,7 @@ def left_out_errors(system: DualSystem, rhos: Tensor) -> Tensor:
 
 
 class Reflection(NamedTuple):
-    """I - V T V^T, on the rows from ``start`` on. V: (rows, b); T: (b, b), upper triangular."""
+    """The reflection I - V T V^T on the rows from ``start`` on. V: (rows, b); T: (b, b), upper triangular."""
 
     start: int
     V: Tensor
@@ -142,7 +144,7 @@ class Band(NamedTuple):
         return rss / left.square(), alphas
 
     def rotate_back(self, alpha: Tensor) -> Tensor:
-        """Q alpha, in place. alpha: (n, outputs)."""
+        """Compute Q alpha in place. alpha: (n, outputs)."""
         for start, V, T in reversed(self.reflections):
             alpha[start:] -= V @ (T @ (V.mT @ alpha[start:]))
         return alpha

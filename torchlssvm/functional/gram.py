@@ -1,14 +1,15 @@
-"""Packed Gram matrices: sums of q q^T, lower half only, at the speed of a matrix product.
+"""Packed Gram matrices: the lower half of sums of q q^T, formed at the speed of a matrix product.
 
-The lower triangle of M = sum q q^T (J x J) is kept as *strips*: strip i holds rows a..b of M and the columns 0..b, so it
-is a contiguous (b - a, b) matrix and is updated by one product of shape (b - a, R) x (R, b). About eight of them do
-9/16 of the work of the whole product. Below the last strip, in the same columns, stand the rows of V = sum z q^T for a few side
-columns z (one-hot labels, a constant, targets), so that they ride along in the last product.
+The lower triangle of M = sum q q^T (J x J) is stored as *strips*. Strip i holds rows a..b and columns 0..b of M as a contiguous
+(b - a, b) matrix, so one product of shape (b - a, R) x (R, b) updates it. With about eight strips, the products do 9/16 of
+the work of the full product. The last strip is extended by the rows of V = sum z q^T for a few side columns z (one-hot labels,
+a constant, targets), so the last product computes V as well.
 
-Products want tall strips, memory wants low ones: sums that are kept, one per class perhaps, have strips of 24 rows once J
-is large (2 % more than the bare triangle at J = 1024, where eight strips take 14 % more). :func:`carry_` adds one to the other.
+Tall strips make products fast, and low strips save memory. Sums that are kept, for example one per class, therefore use strips
+of 24 rows once J is large. At J = 1024 these strips take 2 % more memory than the bare triangle, and eight strips take 14 %
+more. :func:`carry_` adds sums in one layout to sums in the other.
 
-Exactness: with integer q, a float64 product-sum is exact while the sum of the rows' largest squares stays below 2^53.
+Exactness: with integer q, a float64 product is exact while the sum of the rows' largest squares stays below 2^53.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ LARGEST_EXACT_INTEGER = 2**53
 
 
 def product_strip_rows(J: int) -> int:
-    """The height of strips for products: about eight of them; 48 rows suit the tiles of a float64 product."""
+    """Return the height of strips for products. There are about eight strips; 48 rows suit the tiles of a float64 product."""
     return 48 * max(1, round(J / 384))
 
 
 @lru_cache(maxsize=256)
 def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
     """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
-    # 24: the height of strips that are kept, where those of the products are taller than 48 rows
+    # 24: the height of the strips of kept sums, if the strips for products are taller than 48 rows
     height = product_strip_rows(J) if product or product_strip_rows(J) == 48 else 24
     out, offset = [], 0
     for a in range(0, J, height):
@@ -44,7 +45,7 @@ def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
 
 
 def packed_size(J: int, R: int, product: bool = False) -> int:
-    """Length of the packed vector: the strips of M (J x J), then V (R x J)."""
+    """Return the length of the packed vector: the strips of M (J x J), then V (R x J)."""
     a, b, offset = strips(J, product)[-1]
     return offset + (b - a) * b + R * J
 
@@ -60,10 +61,10 @@ def side_view(packed: Tensor, J: int, R: int, product: bool = False) -> Tensor:
 
 
 def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """packed += alpha * sum over rows of [q; z] q^T.
+    """Add alpha * sum over rows of [q; z] q^T to packed, in place.
 
-    packed: float64, in product strips; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
-    times their multiplicities, when these are not all one. Threads take strips one by one, the largest first.
+    packed: float64, in strips for products; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
+    times their multiplicities, if these are not all one. Each thread takes the largest strip that is left.
     """
     right = rows if scaled is None else scaled
     R = rows.shape[1] - J
@@ -82,7 +83,7 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
 
 
 def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:
-    """total + packed, in place where there is a total; packed: float64, in product strips; total: in strips to keep."""
+    """Add packed to total, in place if there is a total. packed: float64, in strips for products; total: in strips to keep."""
     if strips(J) == strips(J, product=True):
         part = packed.to(dtype, copy=total is None)
         return part if total is None else total.add_(part)
@@ -127,7 +128,7 @@ def unpack(packed: Tensor, J: int) -> Tensor:
 
 
 def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """total += alpha * sum over rows of [q; z] q^T, by some strips at a time: for sums too large to be kept twice.
+    """Add alpha * sum over rows of [q; z] q^T to total, a few strips at a time, for sums too large to be kept twice.
 
     total: in strips to keep; rows, scaled: as for :func:`accumulate_`, whose products are exact.
     """
@@ -146,7 +147,7 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
 
 
 def lower_bytes(packed: Tensor, J: int, R: int) -> Iterator[bytes]:
-    """The canonical bytes, strip by strip: the lower triangle of M row by row, then V row by row, as little-endian int64."""
+    """Return the canonical bytes, strip by strip: the lower triangle of M by rows, then V by rows, as little-endian int64."""
     for a, b, view in strip_views(packed, J):
         lower = torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a)
         yield view.masked_select(lower).cpu().numpy().astype("<i8", copy=False).tobytes()

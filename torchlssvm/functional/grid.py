@@ -1,9 +1,9 @@
 """The fixed-point grid that turns features into integers.
 
-A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers
-are exact, so they do not depend on the order, the batch size, the device or the number of machines that formed them.
-The cost: x moves by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12.
-This acts like a ridge of the same size, and is negligible while n r^2 / 12 is small compared with rho.
+A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers are
+exact. They therefore do not depend on the order, the batch size, the device or the number of machines that formed them.
+Rounding moves x by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12. This acts like a
+ridge of that size, and is negligible while n r^2 / 12 is small compared with rho.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch import Tensor
 from torchlssvm.errors import GridError
 
 MAX_STEPS_BITS = 26
-"""A value is at most 2^26 steps: its square is then at most 2^52, and one row's products are exact in float64."""
+"""The largest value, in steps. The square of 2^26 is 2^52, so the products of one row are exact in float64."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """A grid with resolution ``limit / 2**bits`` for values in ``[-limit, limit]``.
 
-    ``headroom`` accepts values up to ``limit * 2**headroom`` without changing the resolution; ``grid="auto"`` uses it so
-    that an outlier after the first batch is accepted. Resolutions that are powers of two are the fastest.
+    ``headroom`` extends the range to ``limit * 2**headroom`` at the same resolution. ``grid="auto"`` uses headroom to accept
+    an outlier after the first batch. Resolutions that are powers of two are the fastest.
 
     >>> grid = FixedPoint(limit=4.0, bits=20)
     >>> grid.resolution == 2.0**-18, grid.max_value
@@ -85,7 +85,7 @@ class FixedPoint:
         return cls(limit=2.0**exponent, bits=bits, headroom=MAX_STEPS_BITS - bits)
 
     def check(self, largest: float, name: str) -> None:
-        """Raise GridError when a value lies beyond the grid."""
+        """Raise GridError if a value lies beyond the grid."""
         if largest > self.max_value:
             raise GridError(
                 f"{name} holds a value of magnitude {largest!r}, beyond the grid's limit {self.max_value!r} "
@@ -117,16 +117,16 @@ class FixedPoint:
         return self.quantize(x).to(torch.int32)
 
     def dequantize(self, q: Tensor) -> Tensor:
-        """The float64 features that the integers stand for. q: (..., J)."""
+        """Return the float64 features that the integers represent. q: (..., J)."""
         return q.to(torch.float64) * self.resolution
 
     def snap(self, x: Tensor) -> Tensor:
-        """The nearest gridded features, in float64: what a head that uses this grid learns from."""
+        """Return the nearest gridded features, in float64. A head with this grid learns from these."""
         return self.quantize(x).mul_(self.resolution)
 
 
 GridOption: TypeAlias = FixedPoint | float | str | None
-"""A grid as it is asked for: see :func:`as_grid`."""
+"""The accepted forms of the option ``grid``; see :func:`as_grid`."""
 
 
 def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
@@ -157,7 +157,7 @@ def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
 
 
 def grid_to_text(option: GridOption) -> str | None:
-    """Write a grid that was asked for as text that :func:`as_grid` reads; None stays None."""
+    """Write the option ``grid`` as text that :func:`as_grid` reads; None stays None."""
     grid = as_grid(option)
     return f"{grid.limit!r}:{grid.bits}:{grid.headroom}" if isinstance(grid, FixedPoint) else grid
 
@@ -177,7 +177,7 @@ def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
 
 
 def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> dict[str, Any]:
-    """Write grids as the JSON fields limit, bits and headroom, for targets behind "target_"; no field for None."""
+    """Write grids as the JSON fields limit, bits and headroom, with the prefix "target_" for targets; no field for None."""
     saved = {"": grid_to_json(grid), "target_": grid_to_json(target_grid)}
     return {
         prefix + name: v
@@ -188,7 +188,7 @@ def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = Non
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:
-    """Read a grid that :func:`grid_to_fields` wrote; None when the limit is not among the fields."""
+    """Read a grid that :func:`grid_to_fields` wrote; None if the limit is not among the fields."""
     return grid_from_json([fields[prefix + name] for name in _SAVED_FIELDS]) if prefix + "limit" in fields else None
 
 

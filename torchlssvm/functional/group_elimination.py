@@ -1,16 +1,16 @@
-r"""Drop groups of columns from a ridge system one after the other, judged by generalized cross-validation at one rho.
+r"""Backward elimination of groups of columns from a ridge system, by generalized cross-validation at a fixed rho.
 
-A = G + rho I over the columns kept, U = A^-1, W = U R with the right-hand side R (D, K), and over K outputs
+Over the columns that are kept, let A = G + rho I, U = A^-1 and W = U R with the right-hand side R (D, K). Over K outputs,
 
     rss = T - tr W^T R - rho |W|^2,    dof = D - rho tr U (+ 1 for a free intercept),    gcv = n rss / (n - dof)^2.
 
-Without the columns g, with U_gg = L L^T and Z = L^-1 U_g (|g|, D), U becomes U - Z^T Z and W becomes W - Z^T L^-1 W_g (their
-rows and columns g come out as zero). What the error needs of that is known before anything is dropped: with V = L^-1 W_g,
+To drop the columns g, let U_gg = L L^T, Z = L^-1 U_g (|g|, D) and V = L^-1 W_g. U becomes U - Z^T Z and W becomes W - Z^T V,
+which sets their rows and columns g to zero. The three terms that the error needs are known before the columns are dropped:
 
     tr U - |Z|^2,    tr W^T R - |V|^2,    |W|^2 - 2 <Z W, V> + |Z^T V|^2.
 
-So all groups are judged from one inverse, and the one with the least error without it is dropped, down to the last. With m
-equal groups of D columns in all this takes 4/3 D^3 operations beside the factor and the inverse, which take D^3.
+So one inverse is enough to judge all groups. Each step drops the group without which the error is least, until one group is
+left. With m equal groups of D columns in all, the steps take 4/3 D^3 operations, besides D^3 for the factor and the inverse.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torchlssvm.functional.threads import threads_for
 def eliminate(
     G: Tensor, R: Tensor, T: float, groups: Sequence[Tensor], rho: float, n: float, centred: bool
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Return the groups kept, by their numbers, and the error of each step, from all groups to the last one.
+    """Return the numbers of the groups that are kept, and the error of each step, from all groups to the last one.
 
     Args:
         G: (D, D) without the ridge; overwritten.
         R: (D, K).
         T: sum of squared targets, the mean over outputs.
-        groups: columns of each group, none in two of them; columns in no group always stay.
+        groups: the columns of each group; groups do not overlap, and columns in no group always stay.
         rho: the ridge.
         n: number of samples.
         centred: True for a free intercept.

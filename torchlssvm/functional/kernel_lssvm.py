@@ -1,15 +1,15 @@
 """The kernel LS-SVM from Q^-1 (Duan et al., equations (6), (7), (12)) and its leave-one-out scores.
 
-Q = K + I/C, U = Q^-1, targets y (n, K), one column an output; all outputs share U. With a = U y and e = U 1:
+Let Q = K + I/C, U = Q^-1, and targets y (n, K) with one column per output. All outputs share U. With a = U y and e = U 1,
 
     b = 1^T a / 1^T e,      alpha = U (y - 1 b) = a - e b,      f(x) = k(x, X) alpha + b.           (7)
 
-**Leave one out.** The system (6) is M [b; alpha] = [0; y] with M = [[0, 1^T], [1, Q]]; the lower right block of M^-1 is
-H = U - e e^T / (1^T e). Striking row and column i from M and comparing with the whole solution gives, for every output,
+**Leave one out.** The system (6) is M [b; alpha] = [0; y] with M = [[0, 1^T], [1, Q]]. The lower right block of M^-1 is
+H = U - e e^T / (1^T e). Deleting row and column i from M and comparing with the full solution gives, for every output,
 
     y_i - f_-i(x_i) = alpha_i / H_ii,                                  (without a bias: H = U)
 
-exactly; and since y_i - f(x_i) = alpha_i / C, leaving i out moves the score at x_i by alpha_i (1 / H_ii - 1 / C).
+exactly. Since y_i - f(x_i) = alpha_i / C, leaving out sample i moves the score at x_i by alpha_i (1 / H_ii - 1 / C).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def left_out_diagonal(diagonal: Tensor, e: Tensor, bias: bool) -> Tensor:
 
 
 def leave_one_out(y: Tensor, alpha: Tensor, H: Tensor) -> Tensor:
-    """f_-i(x_i) (n, K): the score of each sample by the machine that never saw it. H: (n,)."""
+    """Return f_-i(x_i) (n, K), the score of each sample by the machine that never saw it. H: (n,)."""
     return y - alpha / H[:, None]
 
 
 def own_effect(alpha: Tensor, H: Tensor, ridge: Tensor | float) -> Tensor:
-    """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place. ridge: 1/C."""
+    """Return max_k |f_k(x_i) - f_-i,k(x_i)| (n,), the change of scores at a sample if it is left out. ridge: 1/C."""
     return alpha.abs().amax(1) * (1.0 / H - ridge).clamp(min=0.0)

@@ -1,23 +1,23 @@
 """The Lagrangian SVM (Duan et al., equations (2), (3), (10)): min 1/2 alpha^T Q alpha - 1^T alpha over alpha >= 0.
 
-Q = I/C + D K D, D = diag(y). The conditions 0 <= alpha _|_ Q alpha - 1 >= 0 are, with z = Q alpha - 1 and any step lambda > 0,
+Here Q = I/C + D K D and D = diag(y). With z = Q alpha - 1 and any step lambda > 0, 0 <= alpha _|_ Q alpha - 1 >= 0 becomes
 
     z = (z - lambda alpha)_+.
 
-**Iteration (3)**: alpha <- Q^-1 (1 + (z - lambda alpha)_+), convergent for 0 < lambda < 2/C. The next z is the clipped vector
-itself, so an iteration costs one product with Q^-1 and none with Q.
+**Iteration (3)** is alpha <- Q^-1 (1 + (z - lambda alpha)_+). It converges for 0 < lambda < 2/C. The clipped vector is the
+next z, so an iteration costs one product with Q^-1 and no product with Q.
 
-**Semismooth Newton** on the same equation with lambda = 1/C. Where z_i < alpha_i / C (the support I) the equation reads
-z_i = 0, elsewhere (A) alpha_i = 0; both are linear, so a step solves, from either side,
+**Semismooth Newton** solves the same equation with lambda = 1/C. On the support I, where z_i < alpha_i / C, the equation reads
+z_i = 0. On the other samples, A, it reads alpha_i = 0. Both parts are linear, so a step solves one of two equal systems:
 
     Q_II alpha_I = 1, z_A = Q_AI alpha_I - 1,        or        U_AA z_A = -(U 1)_A, alpha = U 1 + U_:A z_A,   U = Q^-1.
 
-With g = D K D alpha = 1 + z - alpha / C the equation is alpha = C (1 - g)_+, the zero of the gradient of the primal objective
+With g = D K D alpha = 1 + z - alpha / C, the equation is alpha = C (1 - g)_+. Its solution minimizes the primal objective
 
     p(alpha) = 1/2 alpha^T g + C/2 |(1 - g)_+|^2,
 
-convex and piecewise quadratic, and the step is its Newton step: where p does not fall, an exact line search makes it, so no
-support comes twice and the end is reached after finitely many steps, then exactly.
+which is convex and piecewise quadratic, and the step is the Newton step of p. If a full step does not lower p, an exact line
+search shortens it. So p always falls, no support occurs twice, and the method ends after finitely many steps at the solution.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LagrangianResult(NamedTuple):
 
 
 def violation(alpha: Tensor, z: Tensor) -> Tensor:
-    """max |min(alpha, z)|: zero exactly at a solution."""
+    """Return max |min(alpha, z)|, which is zero exactly at a solution."""
     return torch.minimum(alpha, z).abs().max()
 
 
@@ -54,9 +54,9 @@ def iterate(
     max_iter: int,
     largest: Tensor,  # max_i Q_ii, and so a bound of every entry of Q
 ) -> LagrangianResult:
-    """Iteration (3), from any alpha: until alpha moves by at most tol and (alpha)_+ fulfils the conditions to tol.
+    """Run iteration (3) from any alpha until alpha moves by at most tol and (alpha)_+ satisfies the conditions to tol.
 
-    Cutting off the negative part of alpha moves Q alpha by at most ``largest`` times its sum.
+    Clipping alpha at zero moves Q alpha by at most ``largest`` times the sum of the negative part.
     """
     for i in range(1, max_iter + 1):
         z = (z - step * alpha).clamp(min=0.0)
@@ -90,7 +90,7 @@ def newton(
 def _without_negative(
     solve: Callable[[Tensor], tuple[Tensor, Tensor]], support: Tensor, alpha: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The solution with alpha >= 0 to the bit: what rounding has made negative leaves the support."""
+    """Return the solution with alpha >= 0 to the bit. Entries that rounding has made negative leave the support."""
     while float(alpha.min()) < 0.0:
         support = support & (alpha > 0.0)
         alpha, z = solve(support)

@@ -1,4 +1,4 @@
-"""Memory: refuse allocations that do not fit."""
+"""Refuse allocations that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torchlssvm.errors import OutOfMemoryError
 
 CHECKED_BYTES = 2**28
-"""Smaller allocations are not checked: asking the system would cost too much."""
+"""Smaller allocations are not checked, because asking the system would cost too much."""
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes available on a device without swapping; None if unknown."""
+    """Return the bytes available on a device without swapping; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def exactly(function: Callable[P, R]) -> Callable[P, R]:
-    """Run without autograd, and outside inference mode: a tensor made in there could not be updated later."""
+    """Run without autograd and outside inference mode, because a tensor made in inference mode could not be updated later."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -32,10 +32,10 @@ def exactly(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class DeferredInterrupt:
-    """Defers Ctrl-C while a state is changed, until a point where everything can be put back, or until the end.
+    """Defers Ctrl-C while a state changes, until the state can be restored or the change is complete.
 
-    Only the main thread receives signals. In other threads, inside another such context, and where SIGINT is ignored, the
-    context does nothing. Long operations ask at such points: ``if interrupt.arrived: interrupt.hand_over()``.
+    Only the main thread receives signals. The context does nothing in other threads, inside another such context, or if SIGINT
+    is ignored. Long operations check at points where they can stop: ``if interrupt.arrived: interrupt.hand_over()``.
 
     Attributes:
         arrived: True while a Ctrl-C waits.
@@ -69,7 +69,7 @@ class DeferredInterrupt:
             handler(signal.SIGINT, None)
 
     def hand_over(self) -> None:
-        """Call the caller's handler; Python's own raises KeyboardInterrupt. Does nothing outside the main thread."""
+        """Call the caller's handler; Python's default raises KeyboardInterrupt. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
             self._handler(signal.SIGINT, None)
@@ -95,7 +95,7 @@ interrupt = DeferredInterrupt()
 
 
 def atomically(function: Callable[P, R]) -> Callable[P, R]:
-    """Run as :func:`exactly` does, with Ctrl-C deferred: the call either completes or leaves the state unchanged."""
+    """Run like :func:`exactly`, with Ctrl-C deferred. The call either completes or leaves the state unchanged."""
     inside = exactly(function)
 
     @functools.wraps(function)

@@ -1,18 +1,18 @@
-r"""The change of a squared-hinge solution when a sample goes: small systems on products, with the active set moving.
+r"""The change of a squared-hinge solution when a sample is removed, by small systems on a moving active set.
 
-The solution of one class is ridge regression on its active set, with the matrix A. In the whitened coordinates of
-:mod:`torchlssvm.functional.whitened`, g(z, i) = u_z . u_i, samples i in a set I that change their weights by delta move every
-score to
+The solution of one class is ridge regression on its active set, with the matrix A. Use the whitened coordinates of
+:mod:`torchlssvm.functional.whitened`, g(z, i) = u_z . u_i. If the samples i in a set I change their weights by delta, the
+scores become
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
-A sample that leaves the active set changes its weight by -c, one that joins by +c: both are members of I as well, beside the
-sample that is removed (-c). Newton's method is then: solve for I, find the samples on the wrong side, change I. One inverse
-serves all removals; a round costs a system of the size of I.
+The set I contains the removed sample, with a weight change of -c. It also contains the samples that leave the active set (-c)
+and those that join it (+c). Each round of Newton's method solves for I, finds the samples on the wrong side, and changes I
+accordingly. All removals use the same inverse of A, so a round costs only a system of the size of I.
 
-Samples far from their margin need no check: by the inequality of Cauchy and Schwarz no score moves by more than
-sqrt(g(z, z)) sqrt(T^T G_II T), so that with *reach* |1 - m_z| / sqrt(g(z, z)) only samples of a reach below sqrt(T^T G_II T)
-can change sides. After a change that goes further than the near samples, all others have to be checked.
+Samples far from their margin need no check. By the Cauchy-Schwarz inequality, no score moves by more than
+sqrt(g(z, z)) sqrt(T^T G_II T). Define the *reach* of a sample as |1 - m_z| / sqrt(g(z, z)): only samples with a reach below
+sqrt(T^T G_II T) can change sides. If this exceeds the least reach outside the near samples, all must be checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 LEAST_FREE_SHARE = 1e-8
-"""Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost."""
+"""Least share 1 - c g of an active sample's score that other samples determine. Below it, half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
 """Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
@@ -70,9 +70,9 @@ class Removals(NamedTuple):
 
 
 class RemovalSteps(NamedTuple):
-    """Steps p (B, D) in whitened coordinates, f'(z) = f(z) + u_z . p; samples of a reach up to ``size`` (B,) may change sides.
+    """Steps p (B, D) in whitened coordinates, f'(z) = f(z) + u_z . p.
 
-    ``found`` (B,) is False where the active set did not converge.
+    Only samples with a reach up to ``size`` (B,) may change sides. ``found`` (B,) is False if the active set did not converge.
     """
 
     p: Tensor
@@ -128,12 +128,12 @@ def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Ten
 
 
 def _undecided(margins: Tensor) -> Tensor:
-    """True for margins within 1e-11 of 1, whose side float64 cannot tell: such a removal is left to a search."""
+    """Tell which margins are within 1e-11 of 1, where float64 cannot decide the side. Such a removal is left to a search."""
     return (margins - 1.0).abs() <= 1e-11
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:
-    """(I + Delta G)^-1 right; None where too much cancels."""
+    """Return (I + Delta G)^-1 right; None if too much cancels."""
     system = delta[:, None] * G
     system.diagonal().add_(1.0)
     LU, pivots, _ = torch.linalg.lu_factor_ex(system)

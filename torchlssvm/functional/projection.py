@@ -1,9 +1,9 @@
 """A random projection that is the same to the bit on every machine, device, thread count and batch size.
 
-A row x is scaled by a power of two and rounded to whole numbers of 20 bits, the weights are whole numbers of 13 bits. Every
-product then has 33 bits, the sum of up to 2^20 of them 53, so a float64 matrix product is exact in whatever order it adds. The
-features of a sample do not depend on the rest of its batch: an added sample can be removed, and statistics summed over any
-partition of the data are equal.
+Each row x is scaled by a power of two and rounded to integers of 20 bits. The weights are integers of 13 bits. A product then
+has 33 bits, and a sum of up to 2^20 products has 53 bits, so a float64 matrix product is exact in every order of summation.
+The features of a sample therefore do not depend on the rest of its batch. So an added sample can be removed, and statistics
+summed over any partition of the data are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROW_BITS = 20
 WEIGHT_SCALE = 2.0**10
 """Weights are multiples of 1/1024, of magnitude below 8: 13 bits."""
 MOST_FEATURES = 2 ** (53 - ROW_BITS - 13)
-"""The largest number of features that go in: their products add up to less than 2^53, exact in float64."""
+"""The largest number of input features. The sum of their products is less than 2^53, which is exact in float64."""
 
 
 def weights(shape: tuple[int, int], seed: int) -> Tensor:
@@ -35,7 +35,7 @@ def sign_weights(shape: tuple[int, int], seed: int) -> Tensor:
 
 
 def project(x: Tensor, w: Tensor) -> Tensor:
-    """x w (B, M), float64, exactly, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) whole numbers."""
+    """Return x w (B, M), exact, float64, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) integers."""
     x = x.to(torch.float64)
     exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
     q = torch.ldexp(x, ROW_BITS - exponent).round()

@@ -1,12 +1,12 @@
-"""Normalization of rows before the grid: each row uses only its own numbers, so nothing about other rows is kept.
+"""Normalization of rows before the grid. Each row uses only its own numbers, so no state about other rows is kept.
 
-"l2" divides a row by its length (a row of zeros stays as it is); "sqrt" takes sign(x) sqrt|x| of each feature.
+"l2" divides a row by its length (a row of zeros does not change); "sqrt" takes sign(x) sqrt|x| of each feature.
 
-A row must come out with the same bits wherever it is computed (in a batch or alone, strided, on another device, in numpy), or
-it could not be removed again. A sum over a row in the order of some library's kernel would not do: squares are added by halves,
-s[:h] + s[h:], again and again, elementwise operations that IEEE 754 fixes to the bit. They are taken of x / max|x|, so that no
-square leaves the range of the numbers. Roots on the CPU are numpy's, which are the processor's: torch's are off by one in the
-last place in 1 of 80 numbers.
+A removed row must have the same bits as the added one, wherever it is computed: in a batch or alone, strided, on another
+device, or in numpy. The order of summation in a library's kernel is not fixed. Squares are therefore added by repeated
+halving, s[:h] + s[h:], with elementwise operations whose bits IEEE 754 defines. The squares are those of x / max|x|, so that
+they stay within the range of floating point. On the CPU, numpy computes the roots with the processor's instruction, because
+torch's roots are off by one in the last place in 1 of 80 numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROW_NORMALIZATIONS = (None, "l2", "sqrt")
 
 
 def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Normalized rows in x's own float type; rows that are to be summed and removed must be float64. x: (B, J).
+    """Normalize rows in x's own float type. Rows that are to be summed and removed must be float64. x: (B, J).
 
-    ``root``: ``torch.sqrt`` where a graph is needed, for gradients and for export, and the last bit is not.
+    ``root``: pass ``torch.sqrt`` for gradients and for export, which need a graph but not the exact last bit.
 
     >>> (
     ...     normalized(torch.tensor([[3.0, -4.0], [0.0, 0.0]]), "l2").tolist(),
@@ -48,7 +48,7 @@ def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | N
 
 
 def normalized_sparse(x: Tensor, kind: str, root: Callable[[Tensor], Tensor]) -> Tensor:
-    """Normalized sparse rows, bit for bit those of dense ones: zeros change no sum. x: (B, J), coalesced."""
+    """Normalize sparse rows with the same bits as dense rows, since zeros change no sum. x: (B, J), coalesced."""
     values = x.values()
     if kind == "sqrt":
         return with_values(x, values.sign() * root(values.abs()))
@@ -73,7 +73,7 @@ def rounded_root(x: Tensor) -> Tensor:
 
 
 def sum_by_halves(values: Tensor) -> Tensor:
-    """Sum of each row (B, 1), in an order that is part of the definition. values: (B, J)."""
+    """Sum each row (B, 1) in a fixed order, which is part of the definition. values: (B, J)."""
     width = 1 << (values.shape[1] - 1).bit_length()
     values = torch.nn.functional.pad(values, (0, width - values.shape[1]))
     while width > 1:

@@ -1,14 +1,15 @@
 """How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
 With the key you can recognise a row; without it you cannot test a guess. A row of integers q is multiplied by four secret
-integer vectors r. Two different rows give the same product with one vector for at most one of the 2^17 values of any single
-entry of r. The four products are folded into two words of 64 bits, by secret odd factors: two different rows share both words
-with a probability of about 2^-68. In memory a row is known by its words, which cost a product of matrices for many rows. They
-would give the vectors away to a reader who knows as many rows as there are columns, so files and messages hold fingerprints: a
-hash of the words under the key, with the row's label and fold.
+integer vectors r. For one vector, two different rows give the same product for at most one of the 2^17 values of any single
+entry of r. Secret odd factors fold the four products into two words of 64 bits. Two different rows share both words with a
+probability of about 2^-68. In memory, the words identify a row, and one matrix product computes them for many rows. A reader
+who knows as many rows as there are columns could compute the vectors from the words. Files and messages therefore hold
+fingerprints instead: a hash of the words, with the row's label and fold, under the key.
 
-The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
-over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
+The products are exact in float64. An entry of q is at most 2^26 steps, an entry of r is less than 2^16 in magnitude, and a
+product covers at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are split into blocks, which are added
+as int64.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 BLOCK_COLUMNS = 2**11
-"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
+"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 sum to at most 2^53."""
 
 KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
 
 FINGERPRINT_BYTES = 16
-"""Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
+"""Bytes of a fingerprint. With 128 bits, two of 2^30 rows share a fingerprint with a probability below 2^-67."""
 
 
 _process_key = os.urandom(KEY_BYTES)
@@ -42,9 +43,9 @@ _group_key: tuple[weakref.ref[Any], bytes] | None = None  # of the process group
 
 
 def shared_key() -> bytes:
-    """Return the key of this process; within a process group, the key that its ranks share. Runs no collective.
+    """Return the key of this process or, within a process group, the key that its ranks share. Runs no collective.
 
-    The ranks of a group find their key in the group's store: the first one that asks puts it there.
+    The first rank that asks puts the key into the group's store, where the other ranks find it.
     """
     global _group_key
     if not (dist.is_available() and dist.is_initialized()):
@@ -61,7 +62,7 @@ def shared_key() -> bytes:
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
-    """Return the fold of each id: a stable hash without a key, the same on every machine and in every run."""
+    """Return the fold of each id, a stable hash without a key. It is the same on every machine and in every run."""
     return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
 
 
@@ -90,7 +91,7 @@ def key_vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
-    """The vectors (4, columns) of a key, integers in [-2^16, 2^16) as float64; more columns leave the first as they are."""
+    """Return the vectors (4, columns) of a key: float64 integers in [-2^16, 2^16). Further columns do not change these."""
     stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(16 * columns)
     entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2**17 - 2**16
     return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))
@@ -110,7 +111,7 @@ def products(rows: Tensor, vectors: Tensor) -> Tensor:
 
 
 def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> list[bytes]:
-    """BLAKE2b-128 under the key of each row of integers. rows: (B, anything)."""
+    """Hash each row of integers by BLAKE2b-128 under the key. rows: (B, anything)."""
     width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
     start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
     out = []

@@ -1,9 +1,9 @@
 """Sums over sparse rows, entry by entry, without making rows dense.
 
-Sparse rows are coalesced COO tensors: entries in the order of rows, then of columns, each once. A row with m entries adds
-m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`; dense rows of J features take J^2 / 2 each,
-a thousand of them in the time of one here.
-Products of integers are added as int64, so that sums are those of the dense rows to the bit.
+Sparse rows are coalesced COO tensors: the entries are sorted by row, then by column, and none is repeated. A row with m entries
+adds m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`. A dense row of J features adds J^2 / 2
+products, but a thousand of those take the time of one product here. Products of integers are added as int64, so the sums equal
+the sums of the dense rows to the bit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def row_largest(rows: Tensor) -> Tensor:
 def add_products_(
     total: Tensor, index: Tensor, columns: Tensor, q: Tensor, scaled: Tensor, z: Tensor, J: int, R: int
 ) -> None:
-    """total += sum over rows of [q; z] q^T, in place.
+    """Add the sum over rows of [q; z] q^T to total, in place.
 
     total: packed sums, in strips to keep; index, columns, q (entries,): row, column and value of each entry, in order; scaled
     (entries,): the values times multiplicity and sign of their rows; z: side columns (B, R), or labels (B,) for one-hot ones.

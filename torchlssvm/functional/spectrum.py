@@ -1,19 +1,19 @@
 r"""The regularization path: one eigendecomposition, then any number of rho values.
 
-For samples x_i with weights d_i and targets y_i, centred on their weighted means when the intercept is free, let
-G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n samples, T = sum d |y|^2,
+Take samples x_i with weights d_i and targets y_i, centred on their weighted means if the intercept is free. Let
+G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n samples and T = sum d |y|^2,
 
     w(rho)   = Q diag(1 / (s + rho)) R
     dof(rho) = sum_j s_j / (s_j + rho)  (+ 1 for a free intercept), the trace of the hat matrix
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-at a cost of D for each value. If the features are available, V = X Q gives leave-one-out errors for all values,
+Each value of rho costs D operations. If the features are available, V = X Q gives leave-one-out errors for all values,
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
-that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its singular values fall
-exponentially, so V is multiplied by a few dozen singular vectors instead of all values (to 12 digits).
+which are products with the matrix 1 / (s_j + rho_r). This Cauchy matrix is smooth in both indices, so its singular values fall
+exponentially. It is therefore enough to multiply V by a few dozen singular vectors instead of all values (to 12 digits).
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Spectrum(NamedTuple):
         return w, self.beta - self.mu @ w
 
     def dof(self, rhos: Tensor) -> Tensor:
-        """Effective degrees of freedom (r,). rhos: (r,)."""
+        """Compute the effective degrees of freedom (r,). rhos: (r,)."""
         own = (self.s + rhos[:, None]).reciprocal_() @ self.s
         return own + 1.0 if self.weight else own
 
     def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
-        """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
+        """Compute generalized cross-validation (r,), the mean over all outputs, and degrees of freedom (r,). rhos: (r,).
 
-        Three products of a (r, D) matrix with a vector, for any number of values and outputs. With g = 1 / (s + rho), q the
-        mean over outputs of R^2 / s, and sums over the nonzero s,
+        This takes three products of a (r, D) matrix with a vector, for any number of values and outputs. With
+        g = 1 / (s + rho), q the mean over outputs of R^2 / s, and sums over the nonzero s,
 
             rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
 
-        Neither cancels where samples are as few as features: the first terms are zero there, the others small but right.
+        Neither expression cancels if there are as few samples as features: the first terms are zero, the others accurate.
         """
         eps = torch.finfo(self.s.dtype).eps * len(self.s)
         live = (self.s > eps * self.s[-1]).to(self.s.dtype)  # (D,)
@@ -76,7 +76,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float) -> Spectrum:
-    """Decompose. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
+    """Decompose G. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
     s, Q = torch.linalg.eigh(G)
     return rotated(s, Q, rhs, T, mu, beta, weight, n)
 
@@ -84,7 +84,7 @@ def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight
 def rotated(
     s: Tensor, Q: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float
 ) -> Spectrum:
-    """The spectrum when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
+    """Return the spectrum if G = Q diag(s) Q^T is known. The arguments are those of :func:`spectrum`."""
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 
@@ -118,7 +118,7 @@ class SpectrumPart(NamedTuple):
 
 
 class ProjectedResiduals(NamedTuple):
-    """From V (B, d) to residuals of all values: V @ narrow of all parts, side by side, then y - beta, times right (q + 1, r).
+    """Maps V (B, d) to the residuals of all values: V @ narrow of all parts and y - beta, side by side, times right (q + 1, r).
 
     V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
     """
@@ -176,9 +176,9 @@ def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
 def path_residuals(
     spectrum: Spectrum, projected: ProjectedResiduals, v: Tensor, y: Tensor, d: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Residuals (b, K, r) of the whole model and 1 - h (b, r) for all values; their quotient is the leave-one-out residual.
+    """Yield residuals (b, K, r) of the whole model and 1 - h (b, r) for all values. Quotient: the leave-one-out residual.
 
-    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Yields some rows (a slice) at a time.
+    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Each item covers some rows (a slice).
     """
     V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q[:, projected.null :]  # (B, d)
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
@@ -195,7 +195,7 @@ def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:
 
 
 def default_values(s: Tensor, D: int) -> Tensor:
-    """Values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
+    """Return values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
     mean = float(s.sum()) / D
     # 100: values of rho on a path: nine for each decade of 1e-8 to 1e3
     return (mean or 1.0) * torch.logspace(-8, 3, 100, dtype=torch.float64, device=s.device)

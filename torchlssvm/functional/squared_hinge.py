@@ -4,21 +4,21 @@ For one class against the rest, with y_i = +1 or -1, weights c_i > 0 and f(x) = 
 
     phi(w, b) = rho |w|^2 + sum_i c_i max(0, 1 - y_i f(x_i))^2.
 
-Since y_i^2 = 1, a sample with a margin m_i = y_i f(x_i) < 1 costs (f(x_i) - y_i)^2, and one with m_i >= 1 costs nothing: phi is
-ridge regression on the active set A = {i : m_i < 1}. Newton's method solves for the active set of the point it is at,
+Since y_i^2 = 1, a sample with a margin m_i = y_i f(x_i) < 1 costs (f(x_i) - y_i)^2, and a sample with m_i >= 1 costs nothing.
+So phi is ridge regression on the active set A = {i : m_i < 1}. Newton's method solves for the active set of its current point,
 
     w_A, b_A = argmin rho |w|^2 + sum_{i in A} c_i (f(x_i) - y_i)^2,
 
-and is done when A is the active set of w_A. Full steps can cycle; a step that does not lower phi is shortened to the minimum on
-its segment, where phi is piecewise quadratic and convex.
+and stops when A is the active set of w_A. Full steps can cycle. A step that does not lower phi is therefore shortened to the
+minimum on its segment, where phi is piecewise quadratic and convex.
 
-How far a computed point is from w_A follows from the gradient on A alone. In coordinates v = x / sqrt(rho), w' = sqrt(rho) w,
-centred on the weighted mean mu of the active samples when the intercept is free, the matrix of the system is I + sum c v v^T,
-with eigenvalues of at least 1. So with half gradients g' (centred) and g_b, and n = sum of c over A,
+The gradient on A alone bounds the distance of a computed point from w_A. Use coordinates v = x / sqrt(rho), w' = sqrt(rho) w,
+centred on the weighted mean mu of the active samples if the intercept is free. The system then has the matrix I + sum c v v^T,
+whose eigenvalues are at least 1. So with half gradients g' (centred) and g_b, and n = sum of c over A,
 
     |m_i - m_i(w_A)| <= |v_i - mu| |g'| + |g_b| / n.
 
-If no margin is that close to 1, then A is the active set of w_A, w_A is the minimum, and the active set is proven.
+If no margin is that close to 1, then A is the active set of w_A, and w_A is the minimum. This proves the active set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sweep(NamedTuple):
 def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, order: Tensor | None = None) -> Sweep:
     """Scores of rows for C classes, and the half gradient of sum weight (score - target)^2, in one pass.
 
-    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C); order: (n,), take the rows so.
+    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C); order: (n,) the order of the rows.
     """
     found = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     gradient, gradient_b = torch.zeros_like(w), torch.zeros_like(b)
@@ -68,7 +68,7 @@ def combinations(rows: Tensor, errors: Tensor, order: Tensor | None = None) -> t
 
 
 def scores(rows: Tensor, w: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:
-    """Scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
+    """Compute scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
     out = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     for part, block in _blocks(rows, order):
         torch.addmm(b, block, w, out=out[part])
@@ -89,13 +89,13 @@ def loss(margins: Tensor, weight: Tensor) -> Tensor:
 
 
 def lowest_on_segment(start: Tensor, stop: Tensor, weight: Tensor, slope: float, curvature: float) -> float:
-    """The t in [0, 1] with the lowest phi, for margins (1 - t) start + t stop.
+    """Find the t in [0, 1] with the lowest phi, for margins (1 - t) start + t stop.
 
     start, stop: (n,) margins; weight: (n,); slope, curvature: of half the penalty, whose derivative is slope + t curvature.
 
     With xi_i(t) = 1 - m_i(t) and d_i = stop_i - start_i, half the derivative of phi is
-    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t): piecewise linear and increasing. It is evaluated at the
-    places where a sample changes sides, in order.
+    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t). It is piecewise linear and increasing, so it is evaluated,
+    in order, at the values of t where a sample changes sides.
     """
     step = stop - start
     begins, ends = start < 1.0, stop < 1.0

@@ -1,7 +1,7 @@
-r"""Derivatives of the SVM's solution in its kernel matrix, where no sample changes its set (implicit differentiation).
+r"""Derivatives of the SVM's solution with respect to its kernel matrix, while no sample changes its set.
 
-Coefficients of E and R are at their bounds. Those of S, and b, solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E], with the
-A of :mod:`~torchlssvm.functional.svm_path` (7). The derivative of that system is the derivative of the solution.
+The coefficients of E and R stay at their bounds. b and the coefficients of S solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E],
+with the A of :mod:`~torchlssvm.functional.svm_path` (7). Implicit differentiation of this system gives the derivatives.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def bordered(Q: Tensor, y: Tensor, S: Tensor) -> Tensor:  # (n, n), (n,), (s,) -
 def solution(
     K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:  # (n, n), (n,) x 3, () -> (n,), ()
-    """Return alpha and b, the values given, with the derivatives of the solution in K.
+    """Return alpha and b with the given values and with the derivatives of the solution in K.
 
-    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors b is the middle of two samples' values, or one value.
+    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors, b is the value of one sample or the middle of two.
 
     Example:
         >>> x = torch.tensor([[-1.0], [2.0]], dtype=torch.float64, requires_grad=True)
@@ -54,8 +54,8 @@ def span_margins(
 ) -> Tensor:  # (n, n), (n,) x 3, () -> (n,)
     """Return y_c f(x_c) - 1 of every sample by the machine without it, by the span rule, differentiable in K.
 
-    It is g_c - alpha_c gamma_c, gamma_c being the squared distance of c to the span of the (other) margin vectors: exact
-    where no sample changes its set when c leaves. Minus infinity where alpha_c > 0 and no margin vector can balance it.
+    It is g_c - alpha_c gamma_c, where gamma_c is the squared distance of c to the span of the (other) margin vectors. It is
+    exact if no sample changes its set when c leaves, and minus infinity if alpha_c > 0 and no margin vector can balance it.
     """
     alpha, b = solution(K, y, side, alpha, b)
     Q = K * y[:, None] * y

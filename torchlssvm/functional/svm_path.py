@@ -1,13 +1,13 @@
 r"""The path of the incremental SVM in torch, for M machines at once (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
-The machines share n samples and their kernel matrix K, and have their own labels, bounds and sets. Numbers in brackets are
-those of Cauwenberghs and Poggio's equations:
+The machines share n samples and their kernel matrix K. Each machine has its own labels, bounds and sets. The equations keep the
+numbers of Cauwenberghs and Poggio:
 
     g_i = sum_j Q_ij alpha_j + y_i b - 1     > 0 in R (alpha = 0), = 0 in S, < 0 in E (alpha = C)                          (2)
     h   = sum_j y_j alpha_j = 0                                                                                          (3)
 
-Diehl and Cauwenberghs move several coefficients together: those that are learned, or unlearned, at rates d while p goes from 0
-to 1. The margin vectors S and b follow, so that (2) and (3) hold for all other samples. In slots of S, slot 0 for b:
+Diehl and Cauwenberghs move several coefficients together. The coefficients that are learned or unlearned move at rates d while
+p goes from 0 to 1. b and the margin vectors S move so that (2) and (3) hold for all other samples. With slot 0 for b,
 
     A = [[0, y_S^T], [y_S, Q_SS]],  R = A^-1                                                                              (7)
     beta = -R [sum y d; Q_S: d]                        rates of b and alpha_S                                            (10)
@@ -15,8 +15,8 @@ to 1. The margin vectors S and b follow, so that (2) and (3) hold for all other 
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                               (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                               (14)
 
-One step moves every machine to its next event. Arrays have a fixed number of slots; those not in use are zero, and masked.
-Everything is float64, on any device, with one synchronisation of host and device in each step.
+One step moves every machine to its next event. Arrays have a fixed number of slots, and unused slots are zero and masked. All
+numbers are float64, on any device. Each step needs one synchronisation of host and device.
 
 Example:
     >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)
@@ -34,9 +34,9 @@ from torch import Tensor
 EPS = 2.0**-52
 """The distance of 1.0 to the next float64."""
 RATE_ROUNDING_UNITS = 32.0
-"""Rounding errors of its terms below which a rate counts as zero."""
+"""A rate below this number of rounding errors of its terms counts as zero."""
 DEPENDENT_SHARE = 1e-12
-"""Share of the squared size of its terms below which gamma_i is rounding: sample i lies in the span of S."""
+"""Share of the squared size of its terms below which gamma_i is rounding, so that sample i lies in the span of S."""
 SIMULTANEOUS_STEP = 1e-14
 """Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous."""
 MAX_ROUNDING_UNITS = 256.0
@@ -157,7 +157,7 @@ class Machines:
         self.used[M, slot] &= ~which
 
     def invert(self) -> None:
-        """Compute R from A (7), scaled to a unit diagonal: no rounding errors of events are left."""
+        """Compute R from A (7), scaled to a unit diagonal. This discards the rounding errors of events."""
         free = torch.cat([~self.used.any(1, keepdim=True), ~self.used], 1)
         D = torch.where(self.used, 1.0 / self.root.expand_as(self.y).gather(1, self.at).clamp(min=1e-150), 0.0)
         D = torch.cat([1.0 / D.amax(1, keepdim=True).clamp(min=1e-150), D], 1)
@@ -167,7 +167,7 @@ class Machines:
         self.R = torch.where(free[:, :, None] | free[:, None, :], 0.0, R * D[:, :, None] * D[:, None, :])
 
     def correct(self) -> None:
-        """Compute R, take Newton steps on S, and compute every g; without margin vectors b goes to its interval's middle."""
+        """Compute R, take Newton steps on S, and compute every g. Without margin vectors, b is the middle of its interval."""
         self.invert()
         for _ in range(3):  # each step corrects the rounding of the one before
             self.compute_g()
@@ -186,7 +186,7 @@ class Machines:
 
 
 def steps_to_bounds(m: Machines, beta: Tensor) -> Tensor:  # (M, s) -> (M, s)
-    """Return the step after which each margin vector is at a bound; infinite where its rate is zero, or rounding."""
+    """Return the step after which each margin vector is at a bound; infinite if its rate is zero or only rounding."""
     a, u, speed = m.in_slots(m.alpha), m.in_slots(m.u), beta.abs()
     room = torch.where(beta > 0, u - a, a).clamp(min=0)
     moving = m.used & (speed > RATE_ROUNDING_UNITS * EPS * speed.amax(1, keepdim=True))
@@ -194,7 +194,7 @@ def steps_to_bounds(m: Machines, beta: Tensor) -> Tensor:  # (M, s) -> (M, s)
 
 
 def follow(m: Machines, d: Tensor) -> int:  # (M, n)
-    """Move coefficients at rates d while p goes from 0 to 1, and all others so that (2) and (3) hold; returns the steps."""
+    """Move coefficients at rates d as p goes from 0 to 1, and all others so that (2) and (3) hold; returns the steps."""
     M, n = d.shape
     d, p, stalled = d.clone(), d.new_zeros(M), torch.zeros(M, dtype=torch.long, device=d.device)
     force, size = m.Q(d), d.abs() @ m.root
@@ -288,7 +288,7 @@ def follow(m: Machines, d: Tensor) -> int:  # (M, n)
 
 
 def learn(m: Machines, rounds: int = 8) -> Machines:
-    """Learn every sample on the wrong side of its g, until no machine has any; returns the machines."""
+    """Learn every sample whose g is on the wrong side, until no machine has such a sample; returns the machines."""
     y = m.y * (m.u > 0)
     alone = y.amax(1) * y.amin(1) >= 0  # one class: alpha = 0, and b puts every sample on its margin
     m.b = torch.where(alone, y.sum(1).sign(), m.b)
@@ -307,7 +307,7 @@ def learn(m: Machines, rounds: int = 8) -> Machines:
 
 
 def unlearn(m: Machines, gone: Tensor) -> Machines:  # (M, n) bool
-    """Remove samples from the machines that have them (u becomes 0), and return the machines; g is that of the removed, too."""
+    """Remove samples from the machines that have them (u becomes 0), and return the machines, with g of removed samples too."""
     gone = gone & (m.u > 0)
     inside = m.from_slots(m.used.to(m.y.dtype)) > 0
     while bool((gone & inside).any()):  # out of S, with the coefficients they have

@@ -1,16 +1,16 @@
 """From integer statistics to the normal equations, and their solution.
 
-Everything is in grid units: features are the integers q, so with resolution r the matrix is A / r^2 = M + (rho / r^2) I and
-the weights are w r. Nothing is multiplied through, and powers of two change no bit.
+All quantities are in grid units: the features are the integers q. With resolution r, the matrix is therefore
+A / r^2 = M + (rho / r^2) I and the weights are w r. No sum is rescaled, and scaling by a power of two changes no bit.
 
-Free intercept: the system is that of features centred on their mean m / n. M - m m^T / n in floating point loses as many
-digits as the mean is large against the spread (4.6e-8 seen), so the features are first shifted by the integer
-c = round(m / n), in integers:
+With a free intercept, the system uses features centred on their mean m / n. In floating point, M - m m^T / n loses more digits
+the larger the mean is relative to the spread (errors of 4.6e-8 were seen). The features are therefore first shifted, in integer
+arithmetic, by c = round(m / n):
 
     M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c,
 
-exactly, and only the small rest M' - s s^T / n is left to floating point. While no sum exceeds 2^50 float64 does the same
-integer arithmetic, to the bit, in half the time.
+This shift is exact, and floating point computes only the small rest M' - s s^T / n. While no sum exceeds 2^50, float64 gives
+the same integers to the bit, in half the time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor
 from torchlssvm.functional.gram import strip_views, strips
 
 PAD_EVERY, PAD_ROWS = 64, 8
-"""Factorizations of sizes that are multiples of 64 suffer from cache aliasing; eight unit rows cure it (1.3x faster)."""
+"""Factorizations of sizes that are multiples of 64 suffer from cache aliasing. Eight unit rows avoid it (1.3x faster)."""
 
 
 class GroupSums(NamedTuple):
-    """The statistics of one weighted group of samples: weight, packed M, m (J,), n; integers (or float64, no grid)."""
+    """The statistics of one weighted group of samples: weight, packed M, m (J,) and n, as integers (float64 without a grid)."""
 
     weight: float | None
     packed: Tensor
@@ -44,7 +44,7 @@ class Factor(NamedTuple):
 
     @property
     def padded(self) -> bool:
-        """True if L has unit rows behind those of the system."""
+        """True if unit rows follow the rows of the system in L."""
         return self.L.shape[0] > self.J
 
     def solve(self, rows: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -64,8 +64,8 @@ class Factor(NamedTuple):
 
 
 def factor_(work: Tensor, J: int) -> Factor:
-    """Cholesky of the padded system in ``work`` (n, n), lower triangle filled, in place: ``work`` becomes the factor."""
-    # work.mT is column-major with its upper triangle filled: LAPACK takes it as it is, and the factor comes back row-major.
+    """Factor the padded system in ``work`` (n, n), lower triangle filled, by Cholesky in place: ``work`` becomes the factor."""
+    # work.mT is column-major with its upper triangle filled. LAPACK accepts it without a copy and returns a row-major factor.
     info = torch.empty((), dtype=torch.int32, device=work.device)
     torch.linalg.cholesky_ex(work.mT, upper=True, out=(work.mT, info))
     return Factor(work, J, info)
@@ -95,15 +95,15 @@ def fill_system(
 ) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
 
-    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64). ``about``: centre on this
-    mean c + r instead of that of the groups: with s = sum weight (m - n c) what is left is M' - r s^T - (s - n r) r^T.
+    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64); about: a mean c + r to centre
+    on instead of the mean of the groups. With s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum()
     c, rest = None, None
     if centred or about is not None:
         total = torch.stack([w * g.m.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
-        # any nearby integers would do, if the same for all groups
+        # any nearby integers would do, if they are the same for all groups
         c = (total / n).round().to(groups[0].m.dtype) if about is None else about.c
         # s = sum of weight * (m - n c): small, exact in integers for each group
         rest = torch.stack([w * (g.m - g.n * c).to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
@@ -143,7 +143,7 @@ def fill_system(
 
 
 def clamped_factor(work: Tensor, J: int, floor: Tensor) -> tuple[Factor, Tensor]:
-    """A factor of the system with its eigenvalues raised to ``floor``; also the smallest eigenvalue before.
+    """Factor the system with its eigenvalues raised to ``floor``; also return the smallest eigenvalue before.
 
     Positive semidefinite statistics give eigenvalues >= floor in exact arithmetic, so this only undoes rounding.
     """

@@ -1,29 +1,29 @@
 """Theorem 1 of Lee et al., joint adding and removing, in its symmetric form.
 
-With A = rho I + sum phi phi^T, changed columns Phi (J, L) and signed multiplicities d (L,), positive for what is added and
-negative for what is removed, the new matrix is A + Phi diag(d) Phi^T and
+Let A = rho I + sum phi phi^T. The changed columns Phi (J, L) have signed multiplicities d (L,), positive for additions and
+negative for removals. The new matrix is A + Phi diag(d) Phi^T, and
 
     T      = diag(1/d) + Phi^T A^-1 Phi                       (L, L)
     w_new  = w - A^-1 Phi T^-1 (Phi^T w - y)
     A_new^-1 = A^-1 - A^-1 Phi T^-1 Phi^T A^-1.
 
-This is equations (5) and (6) of the paper with P = I - C = rho A^-1: there S = rho I + Phi_c'^T P Phi_c = rho T diag(d).
-S is not symmetric; T is, and by Haynsworth's inertia additivity the new matrix is positive definite if and only if T has
-as many positive and negative eigenvalues as diag(d). We factor T by blocks, what is added first:
+These are equations (5) and (6) of the paper with P = I - C = rho A^-1, where S = rho I + Phi_c'^T P Phi_c = rho T diag(d).
+Unlike S, T is symmetric. By Haynsworth's inertia additivity, the new matrix is positive definite if and only if T has as many
+positive and negative eigenvalues as diag(d). T is factored by blocks, with the additions first:
 
     T = [[T_aa, T_ar], [T_ra, T_rr]],  T_aa = La La^T,  H = La^-1 T_ar,  H^T H - T_rr = Lr Lr^T.
 
-T_aa is positive definite always. The second Cholesky factorization exists exactly when T has the right inertia, so it is
-the test for an impossible removal. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
+T_aa is always positive definite. The second Cholesky factorization exists exactly when T has the right inertia, so it detects
+an impossible removal. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
 
-    X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y):
+    X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y),
 
-two symmetric terms, one per sign. So with Z = B(Phi^T A^-1) and r = Phi^T w - y,
+which has one symmetric term for each sign. So with Z = B(Phi^T A^-1) and r = Phi^T w - y,
 
     A_new^-1 = A^-1 - Z_a^T Z_a + Z_r^T Z_r,      w_new = w - Z_a^T B_a(r) + Z_r^T B_r(r).
 
-A free (unpenalized) intercept is a coordinate of its own: with features centred on the mean mu of the n samples held,
-the matrix is diag(A, n), so the only change is T + (1/n) 1 1^T.
+A free (unpenalized) intercept is a separate coordinate. If the features are centred on the mean mu of the n samples in A, the
+matrix is diag(A, n), and T becomes T + (1/n) 1 1^T.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from torchlssvm.functional.whitened import inverse_lower
 
 
 class FactoredChange(NamedTuple):
-    """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r); inverses, since products are faster than solves.
+    """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r), inverted because products are faster than solves.
 
-    ``info`` is zero when the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
-    to 1/|d|, about one minus the leverage of what is removed: rounding errors grow by its inverse.
+    ``info`` is zero if the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
+    to 1/|d|, which is about one minus the leverage of the removed samples. Rounding errors grow by the inverse of ``pivot``.
     """
 
     Wa: Tensor
@@ -76,7 +76,7 @@ def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def halves(change: FactoredChange, X: Tensor) -> tuple[Tensor, Tensor]:
-    """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
+    """Return B_a (a, m), B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), additions first."""
     adds = change.Wa.shape[0]
     if adds == 0:  # the sign of B_r cancels in every product
         return X[:0], change.Wr @ X

@@ -1,12 +1,12 @@
-"""Threads chosen by the work: small work on one thread, large work on as many as torch may use.
+"""The choice of the number of threads: small work runs on one thread, large work on as many as torch may use.
 
-A parallel loop of torch ends when its last thread has ended. Beside another busy process that thread may have to wait for a
-core for milliseconds, so that work of microseconds takes as long; on one thread it does not. The choice is made from shapes
-alone: the same work is always done the same way.
+A parallel loop of torch ends when its last thread has ended. If another process is busy, that thread may wait milliseconds for
+a core, so even work of microseconds takes milliseconds. A loop on one thread avoids this wait. The choice depends on shapes
+alone, so the same work always runs the same way.
 
-``torch.set_num_threads`` holds for the calling thread, and is the number with which threads begin that use torch for the first
-time. So a thread that does its first work with torch while another one is in :func:`threads_for` begins with one thread;
-threads that have used torch before keep theirs.
+``torch.set_num_threads`` sets the number for the calling thread, and for every thread that uses torch for the first time
+afterwards. So a thread that first uses torch while another thread is in :func:`threads_for` begins with one thread. Threads
+that have used torch before keep their number.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def _threads(wanted: int, now: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads of this process; a fork does not inherit those of its parent."""
+    """Threads of this process. A fork does not inherit the threads of its parent."""
     del process
     return ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
 
 
 def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: torch.device) -> None:
-    """Run ``job`` on several threads, each with one thread of torch; each takes the next item when it is done with one.
+    """Run ``job`` on several threads, each with one thread of torch. A thread takes the next item when it has finished one.
 
-    A thread that has to wait for a core takes fewer items. With one thread, inside small work, with few items (threads that are
-    done would wait for the last), or for tensors that are not on the host, ``job`` runs here alone. An error ends all of them,
-    and is raised.
+    A thread that has to wait for a core takes fewer items. ``job`` runs on the calling thread alone if there is one thread,
+    inside small work, for tensors that are not on the host, and for few items (finished threads would wait for the last).
+    An error ends all threads and is raised.
     """
     count = torch.get_num_threads() if device.type == "cpu" else 1
     left = list(items)

@@ -1,4 +1,4 @@
-"""One against one: from the scores of pairs to those of classes."""
+"""One-against-one classification: class scores from the scores of pairs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def votes(pair_scores: Tensor, K: int) -> Tensor:
-    """Scores (B, K) from pair scores (B, pairs): the number of pairs won, ties broken by the sum of margins.
+    """Compute scores (B, K) from pair scores (B, pairs): the number of pairs won, ties broken by the sum of margins.
 
-    The margins' sum is squashed into (-1/3, 1/3), so it decides only between classes with equally many wins.
+    The sum of margins is squashed into (-1/3, 1/3), so it decides only between classes with equally many wins.
     """
     first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
     won = torch.zeros(len(pair_scores), K, dtype=pair_scores.dtype, device=pair_scores.device)
@@ -20,10 +20,10 @@ def votes(pair_scores: Tensor, K: int) -> Tensor:
 
 
 def least_of_pairs(pair_scores: Tensor, K: int) -> Tensor:
-    """Scores (B, K) from pair scores (B, pairs): the least that a class gets against any other, min over j of f_kj.
+    """Compute scores (B, K) from pair scores (B, pairs): the lowest score of a class against any other, min over j of f_kj.
 
-    A class that wins all its pairs has a positive score, every other class a negative one. So this agrees with :func:`votes`
-    if there is such a class, and its margin is in units of one score, not in numbers of wins.
+    A class that wins all its pairs has a positive score, and every other class has a negative one. If there is such a class,
+    :func:`votes` predicts it too. Here the margin is in units of one score, and not a number of wins.
     """
     first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
     table = torch.full((len(pair_scores), K, K), torch.inf, dtype=pair_scores.dtype, device=pair_scores.device)

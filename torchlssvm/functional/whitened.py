@@ -1,19 +1,19 @@
-r"""A solved system in coordinates in which its inverse is the identity: leave-one-out, influence and leverage in one form.
+r"""A solved system in whitened coordinates, where leave-one-out, influence and leverage are dot products.
 
-With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu), followed by 1 / sqrt(n) for a free intercept (centred on
-the mean, the intercept is a coordinate of its own with diagonal n). Then, for any two samples i and z,
+With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu). A free intercept appends the entry 1 / sqrt(n), because in
+centred features the intercept is a separate coordinate with diagonal n. Then, for any two samples i and z,
 
     g(z, i) = v_z^T A^-1 v_i + 1/n = u_z . u_i,        f(z) = v_z^T w,
 
-and every what-if about samples is a statement about dot products. Samples i in a set I change their weights by
-Delta = diag(delta) and the right-hand side by V_I^T c, where removing a sample of weight d and target y is delta = -d,
-c = -d y; adding it delta = d, c = d y; relabelling it c = d' y' - d y, delta = d' - d. The new system has the matrix
-A + V_I^T Delta V_I, so by the push-through identity, for every z,
+so the effect of every change of samples follows from dot products. Let the samples i in a set I change their weights by
+Delta = diag(delta) and the right-hand side by V_I^T c. Removing a sample of weight d and target y is delta = -d, c = -d y.
+Adding it is delta = d, c = d y. Relabelling it is delta = d' - d, c = d' y' - d y. The new matrix is A + V_I^T Delta V_I. By
+the push-through identity, for every z,
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 (c - Delta f_I),       G = U U^T.
 
-One sample: T = (c - delta f_i) / (1 + delta g_ii). Removing it and asking at itself is the leave-one-out formula,
-y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii); h_i = d g_ii is its leverage. All of it is exact; nothing is refitted.
+For one sample, T = (c - delta f_i) / (1 + delta g_ii). The score of a removed sample at itself is the leave-one-out formula
+y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii), with leverage h_i = d g_ii. All results are exact, without refitting.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Whitened(NamedTuple):
         return 1.0 / self.n if self.n else 0.0
 
     def centred(self, v: Tensor) -> Tensor:
-        """v - mu (B, D), what the methods below take; in place. v: (B, D) float64."""
+        """Return v - mu (B, D), the input of the methods below; in place. v: (B, D) float64."""
         return v.sub_(self.mu) if self.n else v
 
     def scores(self, v: Tensor) -> Tensor:
-        """f (B, K). v: (B, D), centred."""
+        """Compute f (B, K). v: (B, D), centred."""
         return v @ self.w + self.beta if self.n else v @ self.w
 
     def leverages(self, v: Tensor) -> Tensor:
-        """g(z, z) (B,), the squared length of the whitened rows. v: (B, D), centred. Holds a strip of them at a time."""
+        """Return g(z, z) (B,), the squared length of whitened rows, one strip at a time. v: (B, D), centred."""
         out = torch.full((v.shape[0],), self.extra, dtype=torch.float64, device=v.device)
         for a, b, _ in strips(self.F.shape[0], product=True):  # the triangle spares half of the product
             u = v[:, :b] @ self.F[a:b, :b].mT
@@ -60,7 +60,7 @@ class Whitened(NamedTuple):
         return out
 
     def rows(self, v: Tensor) -> Tensor:
-        """U (B, D) or (B, D + 1): the whitened rows. v: (B, D), centred."""
+        """Return the whitened rows U (B, D) or (B, D + 1). v: (B, D), centred."""
         D = self.F.shape[0]
         out = torch.empty(v.shape[0], D + (self.n > 0), dtype=torch.float64, device=v.device)
         for a, b, _ in strips(D, product=True):
@@ -71,7 +71,7 @@ class Whitened(NamedTuple):
 
 
 def inverse_lower(L: Tensor) -> Tensor:
-    """L^-1 for lower triangular L (n, n), n^3 / 3 flops; what stands above the diagonal of L is not read.
+    """Invert a lower triangular L (n, n) in n^3 / 3 flops. Entries above the diagonal of L are not read.
 
     [[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]].
     """
@@ -88,16 +88,16 @@ def inverse_lower(L: Tensor) -> Tensor:
 
 
 def from_inverse(P: Tensor) -> Tensor:
-    """A lower triangular F with F^T F = P. P: (D, D) positive definite."""
+    """Return a lower triangular F with F^T F = P. P: (D, D) positive definite."""
     flipped = torch.linalg.cholesky(P.flip(0, 1))  # P = J C C^T J with the flip J, and F = J C^T J is lower triangular
     lower: Tensor = flipped.mT.flip(0, 1).contiguous()
     return lower
 
 
 def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
-    """T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
+    """Compute T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
 
-    One sample is a division. Past L = D it is cheaper to solve on the other side:
+    For one sample this is a division. If L > D, a (D, D) system is cheaper:
     T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
     """
     L, D = U.shape[-2:]
@@ -123,7 +123,7 @@ def moved_scores(Z: Tensor, U: Tensor, T: Tensor) -> Tensor:
 
 
 def margins(scores: Tensor, y: Tensor) -> Tensor:
-    """The score of the label minus the best other score (B,): negative where the prediction is wrong.
+    """Compute the score of the label minus the best other score (B,), which is negative if the prediction is wrong.
 
     scores: (B, K), K >= 2; y: (B,) labels.
 
@@ -135,5 +135,5 @@ def margins(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def error_rate(scores: Tensor, y: Tensor) -> float:
-    """The share of samples whose highest score is not their label's. scores: (B, K); y: (B,)."""
+    """Return the share of samples whose highest score is not that of their label. scores: (B, K); y: (B,)."""
     return float((scores.argmax(1) != y).to(torch.float64).mean())

@@ -1,4 +1,4 @@
-"""The Cholesky factor of a matrix that grows by rows: Q = L L^T, [[Q, q^T], [q, s]] = [[L, 0], [l, m]] [[L, 0], [l, m]]^T."""
+"""The Cholesky factor Q = L L^T of a matrix that grows by rows: [[Q, q^T], [q, s]] = [[L, 0], [l, m]] [[L, 0], [l, m]]^T."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from torchlssvm.functional.whitened import inverse_lower
 
 SPARE_SHARE, SPARE_ROWS = 8, 64
-"""Room for n / 8 + 64 more rows is made at once: a solve costs up to a quarter more, a row added no copy of the factor."""
+"""Growing makes room for n / 8 + 64 rows. A solve then costs up to a quarter more, but adding a row copies no factor."""
 
 
 class GrowingFactor:
-    """L (N, N), row-major, of the first ``size`` slots; unit rows from there on."""
+    """L (N, N), row-major, of the first ``size`` slots. Unit rows follow."""
 
     def __init__(self, L: Tensor, size: int):
         self.L, self.size = L, size
@@ -41,7 +41,7 @@ class GrowingFactor:
         return torch.cholesky_inverse(self.L[: self.size, : self.size])
 
     def inverse_diagonal(self) -> Tensor:
-        """The diagonal (size,) of Q^-1: sums of squares of the columns of L^-1."""
+        """Return the diagonal (size,) of Q^-1, the sums of squares of the columns of L^-1."""
         return inverse_lower(self.L[: self.size, : self.size]).square_().sum(0)
 
     def extend(self, below: Tensor, corner: Tensor) -> None:

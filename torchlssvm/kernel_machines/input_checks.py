@@ -1,4 +1,4 @@
-"""Input checks of the kernel machines, made before anything changes."""
+"""Input checks of the kernel machines, which run before any state changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchlssvm.kernels import Kernel
 
 
 def samples(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tensor:
-    """x as float64 rows (B, J) that the kernel takes, and finite. J: the width of the rows held, None for the first ones."""
+    """Return x as finite float64 rows (B, J) for the kernel. J: the width of the machine's rows, None if it has no rows yet."""
     rows = queries(x, kernel, J, device)
     if checks.not_finite(rows):
         checks.raise_not_finite("x", rows)
@@ -56,7 +56,7 @@ def labels(y: Any, x: Tensor, K: int) -> Tensor:
 
 
 def targets(y: Any, x: Tensor, K: int) -> Tensor:
-    """y as float64 targets (B, K): labels are coded -1/+1, one column a class; float targets are taken as they are."""
+    """Return y as float64 targets (B, K). Labels become -1/+1, one column for each class; float targets do not change."""
     values, kind = checks.targets(y, x, K)
     if kind == "labels":
         labels = _in_range(values, K)
@@ -71,7 +71,7 @@ def targets(y: Any, x: Tensor, K: int) -> Tensor:
 
 @functools.cache
 def _codes(K: int) -> Tensor:
-    """The targets of each class (K, K) on the host, +1 in its own column, -1 elsewhere; made once."""
+    """Return the targets of each class (K, K) on the host: +1 in its own column, -1 elsewhere. They are made once."""
     return 2.0 * torch.eye(K, dtype=torch.float64, device="cpu") - 1.0
 
 

@@ -1,14 +1,14 @@
-"""Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
+"""The inverse of Q = K + offset 1 1^T + I/C over the samples of a kernel machine, updated as samples are added and removed.
 
-C may differ by class: then 1/C is that of each sample's class.
+If C differs by class, each sample uses the 1/C of its class.
 
-A bulk change leaves the Cholesky factor L of Q, which added rows extend. A removed row gives a term of low rank. Terms are
-collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the inverse
-itself, U (capacity, capacity) in slots, replaces L. From then on, each full V is added to U in one matrix product. A product
-with L costs as much as one with U, so the first update after a bulk change does not need the inverse.
+A bulk change computes the Cholesky factor L of Q. Added rows extend L, and a removed row adds a term of low rank. The terms are
+collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the explicit
+inverse U (capacity, capacity), in slots, replaces L. From then on, one matrix product adds each full V to U. A product with L
+costs as much as a product with U, so the first update after a bulk change does not need the explicit inverse.
 
-``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date,
-and zero up to rounding where no sample is.
+``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y and one of ones). It is always up
+to date, and it is zero up to rounding in slots without a sample.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
 
 PROBED_ROWS = 16
-"""Equations whose residual is computed whenever terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
+"""Equations whose residual is computed when terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
 
 REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
-"""Relative errors of the solution, as bounded from the probed residuals: beyond the first, two digits below the 1e-9 that is
-promised, the matrix is factored again; beyond the second there is a warning too. An ill-conditioned matrix, which gives no such
-accuracy even when factored again, is allowed more."""
+"""Limits of the relative error of the solution, as bounded from the probed residuals. Beyond the first, two digits below the
+promised 1e-9, the matrix is factored again. Beyond the second, a warning is given too. An ill-conditioned matrix cannot reach
+this accuracy even if it is factored again, so its limits are larger."""
 
 ROUNDING_PER_CONDITION = 2e2 * torch.finfo(torch.float64).eps
 """Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
 
 MAX_UNCHECKED_LOSS = 1e4
-"""Sum of 1 / share of updates after which residuals are computed: each update multiplies rounding errors by about so much."""
+"""Sum of 1 / share of updates after which residuals are computed. Each update multiplies rounding errors by about 1 / share."""
 
 
 class KernelInverse:
@@ -64,7 +64,7 @@ class KernelInverse:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def inverse_rows(self, at: slice | Tensor) -> Tensor:
-        """Rows (k, top) of the inverse in use, not to be written to; zero up to rounding where no sample is."""
+        """Return rows (k, top) of the inverse in use, which must not be written to. Empty slots are zero up to rounding."""
         top = self.slots.top
         self._need_base()
         if self.U is not None:
@@ -84,7 +84,7 @@ class KernelInverse:
         return R
 
     def product(self, v: Tensor) -> Tensor:
-        """Rows v (k, top), zero where no sample is, times the inverse in use: (k, top), zero there too up to rounding."""
+        """Multiply rows v (k, top), zero in empty slots, by the inverse in use: (k, top), zero there up to rounding."""
         top = self.slots.top
         self._need_base()
         if self.U is not None:
@@ -118,7 +118,7 @@ class KernelInverse:
         return K + self.offset if self.offset else K
 
     def ridge(self, *parts: Tensor) -> Tensor | float:
-        """1/C for samples with these targets, parts (k, K): one number, or (k,) where C differs by class."""
+        """Return 1/C for samples with these targets, parts (k, K): one number, or (k,) if C differs by class."""
         if isinstance(self.C, float):
             return 1.0 / self.C
         return self.C.reciprocal()[torch.cat(parts).argmax(1)]
@@ -140,7 +140,7 @@ class KernelInverse:
         return K + (self.offset + self.ridge(y))
 
     def drift(self, slots: Tensor) -> Tensor:
-        """C max |Q h - t| / max |h| over these slots: since |Q^-1| <= C, a bound of the relative error of h there."""
+        """Return C max |Q h - t| / max |h| over these slots. Since |Q^-1| <= C, this bounds the relative error of h there."""
         top, h = self.slots.top, self.h[: self.slots.top]
         x = self.slots.x
         own = (h[slots].mT * self.ridge(self.slots.y[slots])).mT
@@ -150,7 +150,7 @@ class KernelInverse:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """Remove samples by id, add rows x (k, J) with targets y (k, K) and return their ids; an error changes nothing."""
+        """Remove samples by id, add rows x (k, J) with targets y (k, K) and return their ids. An error changes nothing."""
         k, r = x.shape[0], len(removed)
         if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.Q is not None):
             return self._change_and_solve(removed, x, y)
@@ -206,7 +206,7 @@ class KernelInverse:
         return out
 
     def retarget(self, ids: list[int], y: Tensor) -> None:
-        """Give samples new targets (k, K); the inverse does not change, unless C differs by class."""
+        """Give samples new targets (k, K). The inverse does not change, unless C differs by class."""
         at = self.slots.at_ids(ids)
         change = y - self.slots.y[at]
         if not isinstance(self.C, float):
@@ -226,16 +226,16 @@ class KernelInverse:
             self.slots.columns[at, : self.slots.K] = y
 
     def set_C(self, C: float | Tensor) -> None:
-        """Change the penalty, a number or one for each class (K,); call :meth:`solve` to compute the new solution."""
+        """Change the penalty, a number or one for each class (K,). Call :meth:`solve` to compute the new solution."""
         self.C, self.Q = C, None
         self.largest_C = C if isinstance(C, float) else float(C.max())
 
     def solve(self) -> None:
-        """Factor the matrix of the samples held again."""
+        """Factor the matrix of the machine's samples again."""
         self._change_and_solve([], *self.slots.nothing)
 
     def compute_inverse(self) -> None:
-        """Add the deferred terms to the inverse; compute the inverse first if there is only a factor."""
+        """Add the deferred terms to the inverse. If there is only a factor, compute the inverse first."""
         self._add_waiting()
         if len(self.slots):
             self._need_inverse()
@@ -264,7 +264,7 @@ class KernelInverse:
             self.factor.to(device)
 
     def copy(self, kernel: Kernel) -> KernelInverse:
-        """An independent copy, with its own kernel; the inverse itself is shared until one of the two has to write to it."""
+        """Return an independent copy with its own kernel. Both share the inverse until one of them has to write to it."""
         other = copy.copy(self)
         other.kernel = kernel
         other.slots, other.V, other.s, other.h = self.slots.copy(), self.V.clone(), self.s.clone(), self.h.clone()
@@ -274,13 +274,13 @@ class KernelInverse:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _need_base(self) -> None:
-        """Factor the matrix if there is neither a factor nor the inverse: just loaded, hence without gaps."""
+        """Factor the matrix if there is neither a factor nor an inverse. The state was then just loaded, and has no gaps."""
         if self.U is None and self.factor is None:
             n = len(self.slots)
             self.factor = GrowingFactor(self.factor_of(self.slots.x[:n], self.ridge(self.slots.y[:n])).L, n)
 
     def _need_inverse(self) -> Tensor:
-        """Return U for writing: computed from the factor if necessary, and not shared with a copy."""
+        """Return U for writing. It is computed from the factor if necessary, and not shared with a copy."""
         self._need_base()
         if self.U is None:
             assert self.factor is not None
@@ -296,7 +296,7 @@ class KernelInverse:
         return self.U
 
     def _room(self, capacity: int) -> Tensor:
-        # A leading dimension that is no power of two: products on aliased rows are slower.
+        # The leading dimension is not a power of two, because products on aliased rows are slower.
         return self.slots.x.new_zeros(capacity, capacity + system.PAD_ROWS)[:, :capacity]
 
     def _inaccurate(self, term: block_inverse.Term) -> bool:
@@ -327,7 +327,7 @@ class KernelInverse:
             self.waiting += k
 
     def _check_drift(self) -> bool:
-        """Factor again if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
+        """Factor again if the probed equations do not hold. Returns whether that was done; warns once if they were far off."""
         self._loss, order = 0.0, self.slots.order()
         probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
         drift, largest = (
@@ -379,7 +379,7 @@ class KernelInverse:
         return out
 
     def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor, ridge: Tensor | float) -> Tensor:
-        """Return Q of rows X: those in the slots ``kept``, followed by x (k, J). Values already computed are reused."""
+        """Return Q of rows X: the rows in slots ``kept``, followed by x (k, J). Values already computed are reused."""
         if self.Q is None:
             old, n, x = None, 0, X
         else:
@@ -448,7 +448,7 @@ class KernelInverse:
             self.h = constant_pad_nd(self.h, (0, 0, 0, more))
 
     def _release(self) -> None:
-        """Make the slots of removed samples free for use, with zeros in U; close the gaps if they are many."""
+        """Make the slots of removed samples free for use, with zeros in U, and close the gaps if there are many."""
         U, slots = self._need_inverse(), self.slots
         if 4 * (slots.top - len(slots)) > slots.top:
             keep = slots.compact()

@@ -48,7 +48,7 @@ class KernelMachine(nn.Module):
 
     @property
     def C(self) -> Any:
-        """The penalty of an error; larger fits closer. A number, or a tuple with one for each class."""
+        """The penalty of an error: a number, or a tuple with one for each class. A larger penalty gives a closer fit."""
         return self._C if isinstance(self._C, float) else tuple(self._C.tolist())
 
     @property
@@ -58,12 +58,12 @@ class KernelMachine(nn.Module):
 
     @property
     def in_features(self) -> int | None:
-        """J, the width of the rows held; None while there are none."""
+        """J, the width of the machine's rows; None while it has no samples."""
         return self._slots.x.shape[1] if self._slots.filled else None
 
     @property
     def n(self) -> int:
-        """The number of samples held."""
+        """The number of samples in the machine."""
         return len(self._slots)
 
     @property
@@ -73,7 +73,7 @@ class KernelMachine(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids held (n,), int64, in the order in which they were given out; on the host."""
+        """The ids of the machine's samples (n,), int64, in the order in which they were assigned; on the host."""
         return self._slots.ids
 
     @property
@@ -96,7 +96,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def add(self, x: Any, y: Any) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels, or targets (B, K) where the machine takes them. Returns their ids (B,)."""
+        """Learn samples and return their ids (B,). x: (B, J); y: (B,) labels, or targets (B, K) if the machine takes them."""
         return self._names(self._change([], *self._check(x, y)))
 
     @atomically
@@ -107,7 +107,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def update(self, add: tuple[Any, Any] | None = None, remove: Any = None) -> Tensor:
-        """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
+        """Add samples (x, y) and remove others by id, jointly; returns the ids of the added samples."""
         new = self._slots.nothing if add is None else self._check(*add)
         return self._names(self._change([] if remove is None else self._slots.find(remove), *new))
 
@@ -126,7 +126,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels (or targets); the inverse does not change, unless C differs by class."""
+        """Give samples new labels (or targets). The inverse does not change, unless C differs by class."""
         found = self._slots.find(ids)
         targets = self._targets(y, self._slots.x.new_empty(len(found), 0))
         if found:
@@ -135,7 +135,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def set_C(self, C: Any) -> Self:
-        """Change the penalty, which costs a solve; if that fails, nothing changes."""
+        """Change the penalty, which costs a solve. If the solve fails, nothing changes."""
         with all_or_nothing(self):
             self._C = self._check_C(C)
             self._solver = self._solver.copy(self.kernel)
@@ -154,7 +154,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def refresh(self) -> Self:
-        """Solve again from the samples held."""
+        """Solve again from the machine's samples."""
         if len(self):
             self._solver.solve()
         return self
@@ -168,7 +168,7 @@ class KernelMachine(nn.Module):
         return SampleSlots(J, self._outputs, self._device, self._carried, next_id)
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        """Remove samples by id and add prepared rows x (k, J) with targets y (k, K); returns the ids of the new ones."""
+        """Remove samples by id and add prepared rows x (k, J) with targets y (k, K); returns the ids of the added samples."""
         if not removed and not x.shape[0]:
             return []
         slots = self._slots
@@ -206,7 +206,7 @@ class KernelMachine(nn.Module):
         self._C = self._check_C(settings["C"])
 
     def _solution(self) -> Tensor:
-        """The saved solution (n, m), in the order of ids: with it scores come back to the bit."""
+        """Return the solution to save (n, m), in the order of ids. It restores scores to the bit."""
         return self._solver.h[self._slots.order()]
 
     def _resume(self, solution: Tensor) -> None:
@@ -215,7 +215,7 @@ class KernelMachine(nn.Module):
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device with the module; the state stays float64 whatever ``.half()`` asks for."""
+        """Move to another device with the module. The state stays float64, even after ``.half()``."""
         del recurse
         device = fn(torch.empty(0, device=self._device)).device
         if device != self._device:
@@ -239,7 +239,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def _load(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved state; ValueError, and nothing changed, if it is not one."""
+        """Restore a saved state. If it is not valid, raise ValueError and change nothing."""
         settings = json.loads(tensor_to_bytes(state["options"]).decode())
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise ValueError(f"not the state of a kernel machine in format {FORMAT}")
@@ -290,7 +290,7 @@ class KernelMachine(nn.Module):
                 error_msgs.append(f"{type(self).__name__}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The module without its solver, and the saved state as tensors: pickles do not depend on how solvers are made."""
+        """Return the module without its solver, and the state as tensors, so that pickles do not depend on solver classes."""
         state = {name: value for name, value in self.__dict__.items() if name != "_solver"}
         return state | {"_saved_state": self._saved()}
 
@@ -302,7 +302,7 @@ class KernelMachine(nn.Module):
         self._load(saved)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """An independent machine with what was computed so far."""
+        """Return an independent machine with everything computed so far."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         other.__dict__ = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_solver"}
@@ -310,5 +310,5 @@ class KernelMachine(nn.Module):
         return other
 
     def extra_repr(self) -> str:
-        """Describe the machine: count and penalty."""
+        """Describe the machine by its number of samples and its penalty."""
         return f"n={self.n}, C={self._C:g}" if isinstance(self._C, float) else f"n={self.n}, C={self.C}"

@@ -17,27 +17,27 @@ from torchlssvm.kernel_machines.kernel_machine import KernelMachine
 from torchlssvm.kernels import Kernel
 
 PAIR_FLOPS = 60
-"""Flops that the kernel of a pair of rows costs beside the 2 J of their product: an exponential and passes over memory."""
+"""Flops that the kernel of a pair of rows costs besides the 2 J of their product: an exponential and passes over memory."""
 
 
 class LagrangianSVM(KernelMachine):
     """f(x) = sum_i y_i alpha_i (k(x, x_i) + 1), alpha = argmin over alpha >= 0 of 1/2 alpha^T Q alpha - 1^T alpha.
 
-    Two classes, with squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). (K + 1 1^T + I/C)^-1 is kept up to date as
-    samples come and go, by the block inverse; alpha is computed when it is read, starting from its last value.
+    The model has two classes and squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). The block inverse keeps
+    (K + 1 1^T + I/C)^-1 up to date as samples are added and removed. Reading alpha computes it, starting from its last value.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
-        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops; alpha
-            is never negative.
-        solver: ``"newton"``, a handful of steps at any C, exact to rounding: alpha is at most eps n C max (K(x, x) + 1) of its
-            largest entry from the solution, 1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples; or ``"iteration"``,
-            equation (3) of the paper, which at a large C takes thousands.
+        tol: the iteration stops when the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0 and the largest move of alpha
+            are at most ``tol``. alpha is never negative.
+        solver: ``"newton"`` takes a handful of steps at any C and is exact to rounding: the error of alpha, relative to its
+            largest entry, is at most eps n C max (K(x, x) + 1) (1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples).
+            ``"iteration"`` is equation (3) of the paper, which takes thousands of steps at a large C.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
-            constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
-        max_iter: the most steps; beyond, ``ConvergenceError`` is raised, and the samples are still held.
+            constant to each row before the kernel is applied. This does not change RBF, so RBF then has no bias.
+        max_iter: the largest number of steps. Beyond it, ``ConvergenceError`` is raised, and the machine keeps its samples.
         device: the device of the state.
 
     Example:
@@ -93,7 +93,7 @@ class LagrangianSVM(KernelMachine):
 
     @property
     def in_features(self) -> int | None:
-        """J, the width of the rows held; None while there are none."""
+        """J, the width of the machine's rows; None while it has no samples."""
         J = super().in_features
         return J - 1 if J is not None and self._bias == "augmented" else J
 
@@ -105,12 +105,12 @@ class LagrangianSVM(KernelMachine):
 
     @property
     def b(self) -> Tensor:
-        """The bias (): sum_i y_i alpha_i, or zero with ``bias="augmented"``, where the kernel has it."""
+        """The bias (): sum_i y_i alpha_i, or zero with ``bias="augmented"``, where it is part of the kernel."""
         self._solve()
         return self._offset * self._coefficients(self._slots.order_index()).sum()
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """f(x), positive where class 1 is predicted; float64, differentiable in x."""
+        """Compute f(x), which is positive if class 1 is predicted; float64, differentiable in x."""
         self._fitted()
         if self._stale:
             self._solve()
@@ -134,7 +134,7 @@ class LagrangianSVM(KernelMachine):
 
     @exactly
     def kkt_violation(self) -> float:
-        """max |min(alpha, Q alpha - 1)|, with Q computed from the kernel: zero at the solution."""
+        """Return max |min(alpha, Q alpha - 1)|, with Q computed from the kernel. It is zero at the solution."""
         self._fitted()
         self._solve()
         alpha = self.alpha
@@ -144,13 +144,13 @@ class LagrangianSVM(KernelMachine):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels; the inverse does not change."""
+        """Give samples new labels. The inverse does not change."""
         super().relabel(ids, y)
         self._stale = bool(len(self))
         return self
 
     def refresh(self) -> Self:
-        """Compute the inverse again from the samples held; alpha is computed when you next read it."""
+        """Compute the inverse again from the machine's samples. alpha is computed when you next read it."""
         super().refresh()
         self._stale = bool(len(self))
         return self
@@ -186,7 +186,7 @@ class LagrangianSVM(KernelMachine):
         return out
 
     def _times_Q(self, alpha: Tensor) -> Tensor:
-        """Q alpha (n,), by the kernel. alpha: (n,) in the order of ids."""
+        """Compute Q alpha (n,) by the kernel. alpha: (n,) in the order of ids."""
         order = self._slots.order()
         x, y = self._slots.x[order], self._slots.y[order, 0]
         v = (y * alpha)[:, None]
@@ -194,7 +194,7 @@ class LagrangianSVM(KernelMachine):
 
     @atomically
     def _solve(self) -> None:
-        """Compute alpha for the samples held, if they have changed."""
+        """Compute alpha if the machine's samples have changed."""
         if not self._stale:
             return
         slots, at = self._slots, self._slots.order_index()
@@ -217,7 +217,7 @@ class LagrangianSVM(KernelMachine):
         self._stale = False
 
     def _all_support(self, at: slice | Tensor) -> lagrangian.LagrangianResult | None:
-        """Return Q^-1 1 if it is positive (at a small C): then it is the solution. Else None. at: slots in the order of ids."""
+        """Return Q^-1 1 if it is positive (at a small C), as it then is the solution; else None. at: slots by id."""
         alpha = self._slots.columns[at, 0] * self._solver.h[at, 0]
         positive = float(alpha.min()) > 0.0
         return lagrangian.LagrangianResult(alpha, torch.zeros_like(alpha), 1, True) if positive else None
@@ -244,7 +244,7 @@ class LagrangianSVM(KernelMachine):
         return lagrangian.iterate(product, start, z, self.step, self.tol, self.max_iter, largest)
 
     def _support_solver(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """A Newton step as a function: support (n,) bool -> alpha (n,), z = Q alpha - 1 (n,), by the smaller of two systems."""
+        """Return a Newton step, a function from the support (n,) bool to alpha (n,) and z = Q alpha - 1 (n,)."""
         inverse, slots = self._solver, self._slots
         order, J = slots.order_index(), slots.x.shape[1]
         n, y = len(slots), slots.y[order, 0]

@@ -19,18 +19,18 @@ class KernelLSSVM(KernelMachine):
     """f(x) = k(x, X) alpha + b with [[0, 1^T], [1, K + I/C]] [b; alpha] = [0; y]: least squares in feature space.
 
     Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. If an
-    update would cost more (:func:`torchlssvm.functional.cost.block_update_pays`), the system is factored again. A few
-    equations are checked every 64 updates, and the system is factored again when they no longer hold to 11 digits (with one
-    ``NumericalWarning`` if they hold to less than 9). With a linear kernel and more samples than features,
+    update would cost more than a new factorization (:func:`torchlssvm.functional.cost.block_update_pays`), the system is
+    factored again. Every 64 updates, the machine checks a few equations and factors again if they no longer hold to 11 digits
+    (with one ``NumericalWarning`` if they hold to less than 9). With a linear kernel and more samples than features,
     :class:`torchlssvm.LSSVMHead` solves the same problem (rho = 1/C) from sums and does not keep the samples.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
-        C: the penalty of an error, > 0; or one for each class (K,), as class weights. Relabelling then costs a solve.
+        C: the penalty of an error, > 0; or one for each class (K,), as class weights. Relabelling then needs a new solve.
         num_classes: K; with 1 the targets are numbers (B,).
-        bias: fit a b; without it this is kernel ridge regression with the ridge 1/C.
-        budget: keep at most this many samples. While there are more, the sample whose removal changes its own score least is
-            removed, exactly, one at a time. Which samples are kept then depends on their order.
+        bias: fit a b. Without b, the machine is kernel ridge regression with the ridge 1/C.
+        budget: the largest number of samples to keep. While there are more, the sample whose removal changes its own score
+            least is removed, exactly, one at a time. The kept samples then depend on the order in which samples were added.
         device: the device of the state.
 
     Example:
@@ -85,7 +85,7 @@ class KernelLSSVM(KernelMachine):
 
     @property
     def targets(self) -> Tensor:
-        """The targets (n, K) of the samples held, labels coded -1 and +1, in the order of ids."""
+        """The targets (n, K) of the machine's samples, labels coded -1 and +1, in the order of ids."""
         return self._slots.y[self._slots.order()]
 
     @property
@@ -99,16 +99,16 @@ class KernelLSSVM(KernelMachine):
         return self._solved(self._slots.order_index())[1]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """Scores k(x, X) alpha + b, float64; differentiable in x."""
+        """Compute scores k(x, X) alpha + b, float64; differentiable in x."""
         self._fitted()
         rows = input_checks.queries(x, self.kernel, self.in_features, self._device)
-        # Compiled, over the whole capacity: the shape is then that of the next call too.
+        # A compiled call uses the whole capacity, so that the shape fits the next call too.
         at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
         alpha, b = self._solved(at)
         return self.kernel.tiled_product(rows, self._slots.x[at], alpha) + b
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """Of two classes: the score of class 1, positive where it is predicted."""
+        """Compute the score of class 1, for two classes. It is positive if class 1 is predicted."""
         if self._outputs != 2:
             raise ValueError(f"decision is for two classes, there are {self._outputs}: use the scores")
         scores: Tensor = self(x)
@@ -120,9 +120,9 @@ class KernelLSSVM(KernelMachine):
 
     @exactly
     def leave_one_out(self) -> Tensor:
-        """Score (n, K) of each sample held by the machine without it, in the order of ids. Exact, and needs no refit.
+        """Return the score (n, K) of each sample by the machine without it, in the order of ids, exactly and without refitting.
 
-        Like :meth:`torchlssvm.LSSVMHead.leave_one_out`, but without arguments, because the machine keeps its samples.
+        This is :meth:`torchlssvm.LSSVMHead.leave_one_out` without arguments, because the machine keeps its samples.
         """
         alpha, H = self._left_out()
         return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
@@ -135,7 +135,7 @@ class KernelLSSVM(KernelMachine):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _solved(self, at: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """alpha (k, K) of the samples in these slots, which must be all of them, and b (K,)."""
+        """Return alpha (k, K) of the samples in these slots, which must be all samples, and b (K,)."""
         h = self._solver.h[at]
         if not self._slots.filled:
             return h[:, :-1], h.new_zeros(self._outputs)

@@ -1,4 +1,4 @@
-"""More than two classes from machines for two, with exact adding and removing passed through."""
+"""Several classes from machines for two classes, with exact adding and removing."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MULTICLASS_TENSORS = ("x", "y", "weights", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
 
 MIN_SAMPLES_FOR_WHOLE_MATRIX = 33
-"""Samples added at once from which all kernel rows are computed beforehand, if they fit into the cache."""
+"""If at least this many samples are added at once, all kernel rows that fit into the cache are computed beforehand."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""Places, beyond this multiple of the samples held, above which the store of samples is made again."""
+"""If the store has more places than the first number plus the second for each sample, the store is made again."""
 
 
 class Held(NamedTuple):
-    """A sample held."""
+    """A sample in the machine."""
 
     place: int  # in the store of samples
     label: int
@@ -47,8 +47,8 @@ class Held(NamedTuple):
 class MultiClass(nn.Module):
     """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns.
 
-    Machines that can (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix: each is kept
-    once, and computed once, for all of them.
+    Machines that support it (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix. Each
+    sample is then stored once, and each row computed once, for all machines.
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
@@ -75,7 +75,7 @@ class MultiClass(nn.Module):
     # -- for subclasses --------------------------------------------------------------------------------------------------
 
     def _label(self, task: tuple[int, ...], label: int) -> int | None:
-        """The label 0 or 1 of a sample in a task; None if the task does not see it."""
+        """Return the label 0 or 1 of a sample in a task; None if the task does not use it."""
         raise TypeError(f"{type(self).__name__} must define _label")
 
     def _scores(self, decisions: Tensor) -> Tensor:
@@ -91,12 +91,12 @@ class MultiClass(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids held (n,), ascending."""
+        """The ids of the machine's samples (n,), ascending."""
         return torch.tensor(list(self._held), dtype=torch.int64)
 
     @property
     def n(self) -> int:
-        """The number of samples held."""
+        """The number of samples in the machine."""
         return len(self._held)
 
     def __len__(self) -> int:
@@ -141,10 +141,10 @@ class MultiClass(nn.Module):
 
     @atomically
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life.
+        """Learn samples and return their permanent ids (B,). x: (B, J); y: (B,) labels; weight: (B,), if machines accept it.
 
-        Either every machine learns its part, or none does: if one raises an error, all machines and ids stay unchanged. The
-        same holds for :meth:`remove` and :meth:`relabel`.
+        Either every machine learns its part or no machine does: if one raises an error, all machines and ids stay unchanged.
+        :meth:`remove` and :meth:`relabel` give the same guarantee.
         """
         x = checks.as_tensor(x, "x", self._device)
         kernel, J = self._gram.kernel, self._gram.x.shape[1]
@@ -192,7 +192,7 @@ class MultiClass(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels; a sample moves to the machines that learn its new label."""
+        """Give samples new labels. A sample moves to the machines that learn its new label."""
         found = self._find(ids)
         if found:
             labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
@@ -215,7 +215,7 @@ class MultiClass(nn.Module):
         self._own_ids, self._next_id = [{} for _ in self.tasks], next_id
 
     def _find(self, ids: Any) -> list[int]:
-        """Return ids as a list; RemovalError if one is not held, or given twice."""
+        """Return ids as a list. Raises RemovalError if an id is unknown or given twice."""
         found = checks.id_list(ids)
         unknown = [i for i in found if i not in self._held]
         if unknown:
@@ -243,7 +243,7 @@ class MultiClass(nn.Module):
             self._support = None
 
     def _connect(self) -> None:
-        """Let all machines use the shared samples, where their kernel is the shared one."""
+        """Let all machines whose kernel is the shared one use the shared samples."""
         if not self._shared:
             return
         kernel = self._gram.kernel
@@ -270,7 +270,7 @@ class MultiClass(nn.Module):
                 machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
-        """Let every machine learn these samples, or unlearn those given as None; if one machine raises, change none."""
+        """Let every machine learn these samples, or unlearn samples given as None. If one machine raises, none changes."""
         undo: list[Callable[[], None]] = []
         finish: list[Callable[[], None]] = []
         try:
@@ -342,11 +342,11 @@ class MultiClass(nn.Module):
 
     @exactly
     def _x(self) -> Tensor:  # -> (n, J)
-        """Copy the rows of the samples held, in the order of ids."""
+        """Copy the rows of the machine's samples, in the order of ids."""
         return self._gram.rows_at(np.array([s.place for s in self._held.values()], dtype=np.int64))
 
     def _restore(self, held: dict[int, Held], x: Tensor, own_ids: list[dict[int, int]], next_id: int) -> None:
-        """Take over samples, with rows x (n, J), and the ids that machines have for them."""
+        """Take over samples, with rows x (n, J), and the ids that each machine uses for them."""
         self._clear(next_id)
         places = self._put(x.to(device=self._device, dtype=torch.float64)) if len(x) else []
         self._held = {i: s._replace(place=int(p)) for (i, s), p in zip(held.items(), places, strict=True)}
@@ -356,7 +356,7 @@ class MultiClass(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         samples = self._held.values()
-        # Each machine's own id of each sample, -1 for none: (tasks, n).
+        # The id that each machine uses for each sample, -1 for none: (tasks, n).
         names = [[own.get(i, -1) for i in self._held] for own in self._own_ids]
         options = json.dumps(
             {"format": FORMAT, "form": type(self).__name__, "num_classes": self.num_classes, "next_id": self._next_id}
@@ -372,7 +372,7 @@ class MultiClass(nn.Module):
 
     @atomically
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
-        """Take over a saved state, as ``nn.Module`` does; if any machine refuses its part, all are as they were."""
+        """Load a saved state, as ``nn.Module`` does. If any machine rejects its part, no machine changes."""
         before = copy.deepcopy(self)
         try:
             result = super().load_state_dict(*args, **options)
@@ -429,7 +429,7 @@ class MultiClass(nn.Module):
 
 
 class OneVsRest(MultiClass):
-    """K machines, machine k for class k against all others; the score of a class is its machine's decision.
+    """K machines, one for each class against all others. The score of a class is the decision of its machine.
 
     Args:
         machine: an empty machine for two classes, or a function that makes one; it is copied for each class.
@@ -458,9 +458,9 @@ class OneVsRest(MultiClass):
 
 
 class OneVsOne(MultiClass):
-    """One machine for each pair of classes i < j, trained on the samples of these two classes only; scores are votes.
+    """One machine for each pair of classes i < j, trained only on the samples of these two classes. Scores are votes.
 
-    Ties are broken by the sum of the decisions. A pair of classes without samples abstains. Arguments and use are those of
+    The sum of the decisions breaks ties. A pair of classes without samples abstains. The arguments are those of
     :class:`OneVsRest`.
     """
 

@@ -1,4 +1,4 @@
-"""The samples of a kernel machine in slots, with ids that stay valid for life."""
+"""The samples of a kernel machine in slots, with permanent ids."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 
 SMALLEST_CAPACITY = 64
-"""Slots of an empty machine. The capacity doubles when it is full: adding one by one copies each row a few times at most."""
+"""Slots of an empty machine. A full machine doubles its capacity, so adding one by one copies each row only a few times."""
 
 
 class SampleSlots:
-    """Rows x (capacity, J) and targets y (capacity, K) in slots, zero where no sample is.
+    """Rows x (capacity, J) and targets y (capacity, K) in slots. Slots without a sample are zero.
 
-    ``columns`` (capacity, K + 1 + carried) holds y, a mask that is one where a sample is, and ``carried`` numbers that follow
-    a sample from slot to slot, infinite for a new one.
+    ``columns`` (capacity, K + 1 + carried) holds y, a mask that is one in slots with a sample, and ``carried`` numbers that
+    move with a sample from slot to slot and are infinite for a new sample.
     """
 
     def __init__(self, J: int, K: int, device: torch.device, carried: int = 0, next_id: int = 0):
@@ -63,7 +63,7 @@ class SampleSlots:
 
     @property
     def nothing(self) -> tuple[Tensor, Tensor]:
-        """No rows and no targets, for a change that only removes: new tensors, as a slice would keep the memory of x."""
+        """No rows and no targets, for a change that only removes. The tensors are new, as a slice would keep x in memory."""
         return self.x.new_zeros(0, self.x.shape[1]), self.columns.new_zeros(0, self.K)
 
     @property
@@ -78,7 +78,7 @@ class SampleSlots:
 
     @property
     def ids(self) -> Tensor:
-        """The ids held (n,), ascending; on the host, like all ids."""
+        """The ids of all samples (n,), ascending; on the host, like all ids."""
         return torch.tensor(list(self.slot_of), dtype=torch.int64)
 
     def order(self) -> Tensor:
@@ -88,9 +88,9 @@ class SampleSlots:
         return self._order
 
     def order_index(self) -> slice | Tensor:
-        """The slots in the order of ids as an index: a slice where possible, which makes a view.
+        """Return the slots in the order of ids as an index: a slice if possible, which makes a view.
 
-        Sums in this order are the same to the bit, whatever slots the samples are in.
+        Sums in this order are the same to the bit, regardless of the slots of the samples.
         """
         if self._in_order is None:
             self._in_order = not self.has_gaps and list(self.slot_of.values()) == list(range(self.top))
@@ -103,7 +103,7 @@ class SampleSlots:
         return torch.tensor(list(slots), dtype=torch.int64, device=self.x.device)
 
     def at(self, slots: list[int]) -> slice | Tensor:
-        """Slots as an index: a slice where they follow one another, which costs less than a gather."""
+        """Return slots as an index: a slice if they are consecutive, which costs less than a gather."""
         first, k = slots[0], len(slots)
         if k == 1 or slots == list(range(first, first + k)):
             return slice(first, first + k)
@@ -114,7 +114,7 @@ class SampleSlots:
         return self.at([self.slot_of[i] for i in ids])
 
     def find(self, ids: Any) -> list[int]:
-        """Python ids from a tensor, a list or a number: each one held, none twice; else RemovalError. Changes nothing."""
+        """Return Python ids from a tensor, list or number. Raises RemovalError if an id is unknown or given twice."""
         if isinstance(ids, Tensor):
             if ids.dtype not in checks.INTEGER_DTYPES or ids.ndim > 1:
                 raise ValueError(f"ids must be a 1-D integer tensor, got shape {tuple(ids.shape)}, dtype {ids.dtype}")
@@ -134,12 +134,12 @@ class SampleSlots:
         return wanted
 
     def places(self, k: int) -> list[int]:
-        """Slots for k more rows: free ones first, then new ones, below the capacity they need (:meth:`grow`)."""
+        """Return slots for k more rows: free slots first, then new ones, for which :meth:`grow` makes room."""
         reused = self.free[:k]
         return reused + list(range(self.top, self.top + k - len(reused)))
 
     def put(self, x: Tensor, y: Tensor, slots: list[int], ids: list[int] | None = None) -> list[int]:
-        """Write rows into slots from :meth:`places`; returns their ids, new ones unless given."""
+        """Write rows into slots from :meth:`places`, and return their ids, which are new unless given."""
         if ids is None:
             ids = list(range(self.next_id, self.next_id + len(slots)))
             self.next_id += len(slots)
@@ -162,10 +162,10 @@ class SampleSlots:
         return left
 
     def rebuild(self, left: dict[int, int], kept: slice | Tensor, X: Tensor, x: Tensor, y: Tensor) -> list[int]:
-        """Keep some samples, close the gaps, and put new ones behind them; returns the ids of the new ones.
+        """Keep some samples, close the gaps, and append new samples; returns the ids of the new samples.
 
-        left: ids and slots of those that stay (:meth:`without`), kept: their slots as an index; X: (n + k, J) their rows and
-        the new ones, x (k, J); y: (k, K).
+        left: ids and slots of the samples that stay (:meth:`without`); kept: their slots as an index; X: (n + k, J) their rows
+        and the new rows x (k, J); y: (k, K).
         """
         n, k, capacity = len(left), y.shape[0], self.capacity
         while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:
@@ -210,7 +210,7 @@ class SampleSlots:
         self.filled, self._order, self._in_order = bool(self.slot_of), None, None
 
     def release(self) -> list[int]:
-        """Make every slot without a sample free for use; returns those that were not free before."""
+        """Make every slot without a sample free for use, and return the slots that were not free before."""
         known, used = set(self.free), set(self.slot_of.values())
         self.free = [s for s in range(self.top) if s not in used]
         return [s for s in self.free if s not in known]
@@ -221,7 +221,7 @@ class SampleSlots:
             self._move(slice(0, self.top), max(SMALLEST_CAPACITY, 2 ** (capacity - 1).bit_length()))
 
     def compact(self) -> Tensor:
-        """Close the gaps and put the rows in the order of ids; returns the old slots (n,) in their new order."""
+        """Close the gaps and put the rows in the order of ids. Returns the old slots (n,) in their new order."""
         keep, n, capacity = self.order(), len(self), self.capacity
         while capacity > SMALLEST_CAPACITY and 4 * n < capacity:
             capacity //= 2

@@ -28,11 +28,11 @@ class Kernel(nn.Module):
     deep = False  # True if prepare() is more than the identity
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """K (n1, n2) of prepared rows, in one piece. x1: (n1, J), x2: (n2, J)."""
+        """Compute K (n1, n2) of prepared rows, in one piece. x1: (n1, J), x2: (n2, J)."""
         raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Rows (n, J) for :meth:`gram`, which a machine keeps of samples x (n, ...): the samples themselves, unless deep."""
+        """Return rows (n, J) for :meth:`gram`, which machines keep: the samples x (n, ...) themselves, unless deep."""
         return x
 
     def version(self) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ class Kernel(nn.Module):
         return (*options, *((p.data_ptr(), p._version) for p in tensors))
 
     def equals(self, other: Kernel) -> bool:
-        """Tell whether this kernel gives the values of another: the same parts with the same options and parameters."""
+        """Tell whether this kernel and another give equal values: they have the same parts, options and parameters."""
 
         def parts(kernel: Kernel) -> list[Any]:
             return [
@@ -100,12 +100,12 @@ class Kernel(nn.Module):
         return torch.cat([torch.cat(band, 1) for band in bands.values()]) if out is None else out
 
     def product(self, x1: Tensor, x2: Tensor, v: Tensor) -> Tensor:
-        """K(x1, x2) v (n1, K) without the Gram matrix. v: (n2, K)."""
+        """Compute K(x1, x2) v (n1, K) without the Gram matrix. v: (n2, K)."""
         p1 = self.prepare(x1)
         return self.tiled_product(p1, p1 if x2 is x1 else self.prepare(x2), v)
 
     def tiled_product(self, p1: Tensor, p2: Tensor, v: Tensor) -> Tensor:
-        """K v (n1, K) of prepared rows, tile by tile. v: (n2, K)."""
+        """Compute K v (n1, K) of prepared rows, tile by tile. v: (n2, K)."""
         p1, p2 = _pair(p1, p2)
         if torch.compiler.is_compiling() or _fits(p1, p2, self.floats(p1.shape[1])):
             return self.gram(p1, p2) @ v
@@ -168,7 +168,7 @@ def _fits(x1: Tensor, x2: Tensor, floats: int) -> bool:
 
 
 def _tiles(n1: int, n2: int, like: Tensor, floats: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of rows and columns, a tile of them in TILE_BYTES: as many whole rows as fit, or parts of one row."""
+    """Yield slices of rows and columns whose tile fits into TILE_BYTES: as many whole rows as fit, or parts of one row."""
     pairs = max(1, TILE_BYTES // (floats * like.element_size()))
     high, wide = max(1, pairs // n2), min(n2, pairs)
     for a in range(0, n1, high):

@@ -10,7 +10,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels.base import Kernel
 
 FAR_SQUARES = 8.0
-"""gamma |x - centre|^2 beyond which a product of rows costs a Gaussian's distances digits."""
+"""Limit of gamma |x - centre|^2. Beyond it, a product of rows loses digits that a Gaussian needs."""
 NEGLIGIBLE_SQUARE = 45.0
 """gamma |x - z|^2 beyond which a Gaussian is below 1e-19."""
 PAIRS_PER_BLOCK = 2**15
@@ -36,10 +36,10 @@ class Linear(Kernel):
 class RBF(Kernel):
     """k(x, z) = exp(-|x - z|^2 / (2 sigma^2)), or exp(-gamma |x - z|^2): give one of the two.
 
-    The squared distance is |x|^2 + |z|^2 - 2 x . z after both were shifted by the mean of the rows z that are not further from
-    the mean of all than the average, so that neither a common offset nor a row far from all others costs digits. Pairs of rows
-    that are far from that mean and near each other are computed from their differences, except in an exported or compiled
-    program. (``torch.cdist`` cannot be exported for any batch size.)
+    The squared distance is |x|^2 + |z|^2 - 2 x . z, computed after both are shifted by a centre. The centre is the mean of
+    those rows z that are no further than average from the mean of all z. With this centre, neither a common offset nor a row
+    far from all others costs digits. Pairs of rows that are far from the centre and near each other are computed from their
+    differences, except in an exported or compiled program. (``torch.cdist`` cannot be exported for any batch size.)
     """
 
     options = ("gamma",)
@@ -52,7 +52,7 @@ class RBF(Kernel):
 
     @property
     def sigma(self) -> float:
-        """The width: gamma = 1 / (2 sigma^2)."""
+        """The width sigma, where gamma = 1 / (2 sigma^2)."""
         return float((0.5 / self.gamma) ** 0.5)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ class Polynomial(Kernel):
 
 
 def square_distances(x1: Tensor, x2: Tensor, gamma: float | None = None) -> Tensor:
-    """|x1_i - x2_j|^2 >= 0 (n1, n2), by one matrix product. x1: (n1, J), x2: (n2, J).
+    """Compute |x1_i - x2_j|^2 >= 0 (n1, n2) by one matrix product. x1: (n1, J), x2: (n2, J).
 
-    gamma: that of a Gaussian of these distances, whose value is then right to about 1e-15: where the product would cost it
-    digits, distances are computed from differences.
+    gamma: the gamma of a Gaussian of these distances. Distances for which the product loses too many digits are then computed
+    from differences, so that the Gaussian is accurate to about 1e-15.
     """
     distance = (x2 - x2.mean(0)).abs().sum(1)
     near = (distance <= distance.mean()).to(x2.dtype)

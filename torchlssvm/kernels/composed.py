@@ -1,4 +1,4 @@
-"""Kernels made of others: sums, products, multiples, any callable, and a kernel on a network's features."""
+"""Kernels built from other kernels, from any callable, or from a network's features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gram = Callable[[Tensor, Tensor], Tensor]
 class Sum(Kernel):
     """k(x, z) = k_1(x, z) + k_2(x, z).
 
-    Where a part is deep, a prepared row is that of the first part, ``split`` wide, followed by that of the second.
+    If a part is deep, a prepared row is the prepared row of the first part, ``split`` wide, followed by that of the second.
     """
 
     options = ("split",)
@@ -35,7 +35,7 @@ class Sum(Kernel):
         return torch.cat([first, second], 1)
 
     def floats(self, J: int) -> int:
-        """Memory: one part's result is kept while the other is computed."""
+        """Estimate the memory: the result of one part is kept while the other part is computed."""
         return 2 + max(self.first.floats(J), self.second.floats(J))
 
     def parts(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class Scaled(Kernel):
 class Custom(Kernel):
     """Any callable ``(x1, x2) -> Gram`` of rows x1 (n1, J) and x2 (n2, J).
 
-    It is called on tiles: k(x, z) must depend on x and z alone.
+    The callable is applied to tiles of the Gram matrix, so k(x, z) must depend on x and z alone.
 
     >>> import torch
     >>> tanimoto = Custom(lambda a, b: a @ b.T / (a.sum(1)[:, None] + b.sum(1) - a @ b.T))
@@ -99,7 +99,7 @@ class Custom(Kernel):
         self.function = function
 
     def floats(self, J: int) -> int:
-        """An estimate: a few temporaries of the result's size."""
+        """Estimate the memory: a few temporaries of the result's size."""
         return 8
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
@@ -114,9 +114,9 @@ class Custom(Kernel):
 
 
 class Deep(Kernel):
-    """k(x, z) = kernel(network(x), network(z)), the network frozen and in eval mode.
+    """k(x, z) = kernel(network(x), network(z)), where the network is frozen and in eval mode.
 
-    The features are flattened to rows and taken in float64. Machines keep the features, not the network's inputs.
+    The features are flattened to rows and converted to float64. Machines keep the features, not the network's inputs.
     """
 
     deep = True
@@ -126,7 +126,7 @@ class Deep(Kernel):
         self.network, self.kernel = network.requires_grad_(False).eval(), as_kernel(kernel)
 
     def train(self, mode: bool = True) -> Deep:
-        """Keep the network in eval mode: its features must not change."""
+        """Keep the network in eval mode, because its features must not change."""
         super().train(mode)
         self.network.eval()
         return self

@@ -1,4 +1,4 @@
-"""Samples by position, and rows of their Gram matrix: computed on the samples' device, used and cached on the host."""
+"""Samples by position, and rows of their Gram matrix, computed on the samples' device and cached on the host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchlssvm.kernels.basic import RBF
 Array = Any  # a NumPy array, float64 unless said otherwise
 
 FAR_HALF_SQUARE = 8.0
-"""gamma |x - centre|^2 beyond which RBF values are computed from differences: the expanded square would lose digits there."""
+"""Limit of gamma |x - centre|^2. Beyond it, RBF values use differences, because the expanded square would lose digits."""
 
 
 def index_of(at: Array) -> Any:  # (k,) int64
-    """Return an index of these positions: a slice where they are consecutive, which NumPy handles several times faster."""
+    """Return an index of these positions: a slice if they are consecutive, which NumPy handles several times faster."""
     k = len(at)
     if k == 1 or (k and at[-1] - at[0] == k - 1 and bool((at[1:] > at[:-1]).all())):
         return slice(int(at[0]), int(at[0]) + k)
@@ -42,7 +42,7 @@ class RowCache:
         self.end, self.next = old.end, old.end % len(self.held)
 
     def put(self, i: int, row: Array) -> None:  # (capacity,)
-        """Put a row into the cache instead of the oldest, unless it is there."""
+        """Put a row into the cache instead of the oldest, unless the row is already there."""
         if self.row_of[i] >= 0:
             return
         k = self.next
@@ -53,13 +53,13 @@ class RowCache:
 
 
 class GramRows:
-    """Rows x of samples on their device, or their Gram matrix if it is precomputed, and rows of K computed from them.
+    """Stores rows x of samples on their device, or a precomputed Gram matrix, and computes rows of K from them.
 
-    Several machines that hold the same samples can share one object: each row is then computed once for all of them. Values in
+    Several machines with the same samples can share one object, which then computes each row once for all machines. Values in
     free positions are undefined.
 
-    RBF on the host is computed here, for speed and to all digits: by the expanded square of x shifted by a centre, so that a
-    common offset costs no digits, and by differences for samples that are far from the centre.
+    On the host, RBF is computed here, for speed and to full precision. The expanded square uses x shifted by a centre, so that
+    a common offset costs no digits. Samples that are far from the centre use differences instead.
 
     Attributes:
         x: (capacity, J), or (capacity, capacity) if the kernel is precomputed.
@@ -81,11 +81,11 @@ class GramRows:
         return len(self.held)
 
     def _index(self, at: Array) -> Tensor:  # (k,) int64
-        """Copy positions to the device, without waiting: the driver reads host memory before the call returns."""
+        """Copy positions to the device without waiting. The driver reads host memory before the call returns."""
         return torch.from_numpy(at).to(self.device, non_blocking=True)
 
     def _start_rbf(self) -> None:
-        """Forget the arrays for RBF values; they are made when the first value is computed."""
+        """Forget the arrays for RBF values. They are made again when the next value is computed."""
         self.version = None if self.kernel is None else self.kernel.version()
         self._rbf = type(self.kernel) is RBF and self.device.type == "cpu"
         self._centre: Array = None  # (J,)
@@ -114,9 +114,9 @@ class GramRows:
             self.cache.take_over(old_cache)
 
     def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
-        """Take over rows of new samples, and add their values to cached rows.
+        """Store the rows of new samples, and add their values to cached rows.
 
-        A precomputed x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new ones.
+        A precomputed x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new samples.
         """
         if not self.held.any():
             self._centre = None  # to be chosen from these samples
@@ -182,7 +182,7 @@ class GramRows:
     def empty_cache(self) -> None:
         """Empty the cache."""
         n = self.capacity
-        # Rows cached whatever ``cache_bytes`` says: an event needs that many.
+        # Rows that are cached regardless of ``cache_bytes``, because an event needs that many.
         self.cache = RowCache(n, max(2, min(n, self.cache_bytes // (8 * max(1, n)))))
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class GramRows:
         return bool((self.cache.row_of[at] >= 0).all())
 
     def rows(self, at: Array) -> Array:  # (k,) -> (k, capacity)
-        """Return a copy of these rows: from the cache where they are there, the others computed."""
+        """Return a copy of these rows, from the cache if possible. The other rows are computed."""
         row_of = self.cache.row_of[at]
         missing = row_of < 0
         if len(at) and missing.all():
@@ -228,7 +228,7 @@ class GramRows:
         if self._rbf:
             K = self._gaussian(at, columns)
         else:
-            # A free position's row is no sample's and must not move a kernel's centre.
+            # The row of a free position belongs to no sample and must not move a kernel's centre.
             live = np.flatnonzero(self.held) if columns is None else columns
             matrix = self.x if self.kernel is None else self._whole
             if matrix is not None:
@@ -316,7 +316,7 @@ class GramRows:
         return K
 
     def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
-        """Return factors of ln K between these samples in single precision; None where that is too coarse, or not an RBF."""
+        """Return factors of ln K between these samples in single precision; None if that is too coarse, or not an RBF."""
         if not self._rbf:
             return None
         if self._centre is None:
@@ -331,7 +331,7 @@ class GramRows:
 
 
 def _finite(values: Array) -> Array:
-    """Return the values; ValueError if any is NaN or infinite."""
+    """Return the values. Raises ValueError if any is NaN or infinite."""
     with np.errstate(invalid="ignore", over="ignore"):
         finite = np.isfinite(values.sum()) or np.isfinite(values).all()
     if not finite:

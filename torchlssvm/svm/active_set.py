@@ -1,9 +1,10 @@
-"""The robust method: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
+"""The robust method: a primal active-set method that keeps alpha in its box and sum y alpha = 0 at every step.
 
-On S the conditions g_S = 0 are solved by Newton steps. Where a coefficient comes to a bound, the step ends and the sample
-leaves S. When S is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter: along
-its null vector [beta_i; 1] no g changes, and the objective does not rise, until a margin vector or the sample itself is at a
-bound. The objective never rises, whatever the condition of A, since linear systems are solved by a backward stable method.
+Newton steps on S solve the conditions g_S = 0. If a coefficient reaches a bound, the step ends and the sample leaves S. When S
+is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter. Instead, alpha moves
+along the null vector [beta_i; 1] of the sample until a margin vector or the sample itself reaches a bound; no g changes, and
+the objective does not rise. Linear systems are solved by a backward stable method, so the objective never rises, whatever the
+condition of A.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
 
 MAX_STEPS_FOR_FEW, MAX_STEPS_PER_SAMPLE = 100, 6
-"""The method gives up after the first number of steps, plus the second for each sample. A good start moves each sample once."""
+"""The method gives up after the first number of steps plus the second for each sample. From a good start, each moves once."""
 FINAL_NEWTON_STEPS = 3
-"""Newton steps at the end: each corrects the rounding of the one before, in alpha and then in b."""
+"""Newton steps at the end. Each step corrects the rounding of the step before, in alpha and then in b."""
 
 
 class ActiveSet:
@@ -40,7 +41,7 @@ class ActiveSet:
 
     @np.errstate(all="ignore")  # values that overflow are not finite, and fail the checks below
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
-        """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
+        """Solve from this alpha. Returns False if steps run out. Samples with u = 0 and side 0 are left out."""
         s = self.samples
         self._start(alpha, b)
         generator = np.random.default_rng(0)
@@ -80,7 +81,7 @@ class ActiveSet:
         return False
 
     def _start(self, alpha: Array, b: float) -> None:
-        """Set samples and margin set by alpha: coefficients inside their box belong to S, the ones furthest inside first."""
+        """Set samples and margin set by alpha. Coefficients inside their box belong to S, the ones furthest inside first."""
         s, margin = self.samples, self.margin
         inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
         depth = np.minimum(alpha[inside], s.u[inside] - alpha[inside]) / s.u[inside]
@@ -104,7 +105,7 @@ class ActiveSet:
         return float(self.samples.rest[i] + margin.a @ margin.QS[:, i] - 1.0)
 
     def _newton(self) -> bool:
-        """Take a Newton step on S, as far as the box allows; False if a sample had to leave S."""
+        """Take a Newton step on S, as far as the box allows. Returns False if a sample had to leave S."""
         s = self.samples
         m = margin = self.margin
         if not len(margin):
@@ -134,7 +135,7 @@ class ActiveSet:
         self.path.events += 1
 
     def _enter(self, i: int, direction: float) -> None:
-        """Let sample i enter S, or move in this direction along its null vector until it or a margin vector is at a bound."""
+        """Let sample i enter S, or move along its null vector in this direction until it or a margin vector reaches a bound."""
         s = self.samples
         m = margin = self.margin
         row = self.rows.row(i)

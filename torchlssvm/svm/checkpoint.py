@@ -1,4 +1,4 @@
-"""Checkpoints of the incremental SVM: tensors only, for a machine of any size."""
+"""Checkpoints of the incremental SVM, made of tensors only, for a machine of any size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FORMAT = 1
 
 SAVED_PER_SAMPLE = ("y", "weight", "alpha", "side")
 SAVED_NAMES = ("format", "kernel_name", "x", *SAVED_PER_SAMPLE, "ids", "C", "numbers", "dropped")
-"""The name of the kernel's class, as bytes; per sample, in the order of ids: row x (or Gram matrix), label -1 or +1, weight,
-alpha, side (+1, -1, 0 for R, E, S), id; C per class; numbers: b, next id, whether reserve vectors were forgotten, events;
-forgotten ids."""
+"""The saved tensors: the name of the kernel's class, as bytes; for each sample, in the order of ids, row x (or Gram matrix),
+label -1 or +1, weight, alpha, side (+1, -1, 0 for R, E, S) and id; C per class; the numbers b, next id, whether reserve vectors
+were forgotten, and events; the forgotten ids."""
 
 
 class Content(NamedTuple):
@@ -33,7 +33,7 @@ class Content(NamedTuple):
 
 
 def name_of(kernel: Kernel | None) -> str:
-    """Return the name of a kernel's class; "precomputed" without one."""
+    """Return the name of a kernel's class; "precomputed" if there is no kernel."""
     return "precomputed" if kernel is None else type(kernel).__name__
 
 
@@ -54,9 +54,9 @@ def save(content: Content) -> dict[str, Tensor]:
 
 
 def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cache_bytes: int) -> Content:
-    """Read what :func:`save` wrote; if it does not pass the certificate with this kernel, solve again.
+    """Load a state written by :func:`save`. If the state does not pass the certificate with this kernel, solve again.
 
-    Raises ValueError if it is not the state of a machine, or if the kernel does not match.
+    Raises ValueError if the input is not the state of a machine, or if the kernel does not match.
     """
     _check_parts(state, kernel)
     x = state["x"].detach()

@@ -1,4 +1,4 @@
-"""The path on a device other than the CPU, by :mod:`~torchlssvm.functional.svm_path`: of a machine, and of copies of it."""
+"""Paths of a machine, and of copies of it, on a device other than the CPU, by :mod:`~torchlssvm.functional.svm_path`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array
 
 MAX_POSITIONS_WITH_WHOLE_KERNEL = 8192
-"""Positions up to which the whole kernel matrix is kept on the device: 512 MiB."""
+"""Up to this many positions, the whole kernel matrix is kept on the device: 512 MiB."""
 VALUES_OF_R_PER_BATCH = 2**26
 """Values of R of the machines that move together: 512 MiB."""
 
@@ -24,7 +24,7 @@ def used_for(rows: KernelRows) -> bool:
 
 
 def copies(rows: KernelRows, margin: MarginSet, M: int) -> Machines:
-    """Return M copies of the machine; samples are in their places in ``rows.gram``."""
+    """Return M copies of the machine. Samples are in their places in ``rows.gram``."""
     s, gram = rows.samples, rows.gram
     held = np.flatnonzero(s.ids >= 0)
     margin.write_alpha()
@@ -44,7 +44,7 @@ def copies(rows: KernelRows, margin: MarginSet, M: int) -> Machines:
 def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (capacity,)
     """Move coefficients outside S at rates d while p goes from 0 to 1, as :class:`~torchlssvm.svm.path.Path` does on the host.
 
-    Returns the number of steps; 0 if the path cannot be followed. ``rest`` is computed from the kernel.
+    Returns the number of steps, or 0 if the path cannot be followed. ``rest`` is computed from the kernel.
     """
     s = rows.samples
     held = np.flatnonzero(s.ids >= 0)
@@ -71,7 +71,7 @@ def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (
 
 
 def margins_without(rows: KernelRows, margin: MarginSet, gone: Array) -> Array:  # (T, capacity) bool -> (T, capacity)
-    """Return g of every sample by the machine that has unlearned the samples of each row; NaN where it is not certified."""
+    """Return g of every sample by the machine without the samples of each row; NaN if the result is not certified."""
     gram, held = rows.gram, np.flatnonzero(rows.samples.ids >= 0)
     placed = np.zeros((len(gone), gram.capacity), dtype=bool)
     placed[:, rows.in_gram(held)] = gone[:, held]

@@ -1,4 +1,4 @@
-"""Rows of Q = y y^T K of one machine's samples."""
+"""Rows of Q = y y^T K for the samples of one machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torchlssvm.svm.samples import Array, Samples
 KERNEL_VALUES_PER_BLOCK = 2**22
 """Kernel values computed at a time: 32 MiB."""
 SPARSE_SHARE = 4
-"""A machine that has less than this part of shared samples computes a row that is not cached for its own samples only."""
+"""A machine with less than this part of the shared samples computes an uncached row for its own samples only."""
 
 
 class KernelRows:
-    """Rows of Q, from rows of K that the machine has for itself or shares with others.
+    """Rows of Q, computed from rows of K that belong to the machine or are shared with other machines.
 
     Attributes:
         gram: x and rows of K.
-        places: (capacity,) int64 position in ``gram`` of each sample; None where the two are the same, and gram is the
-            machine's own.
+        places: (capacity,) int64 position in ``gram`` of each sample; None if ``gram`` belongs to the machine alone, in which
+            case both positions are the same.
     """
 
     def __init__(self, samples: Samples, gram: GramRows, places: Array | None = None):
@@ -58,7 +58,7 @@ class KernelRows:
         s.root[at] = np.sqrt(np.maximum(self.gram.diagonal(self.in_gram(at)), 0.0))
 
     def erase(self, at: Array) -> None:  # (k,)
-        """Set all entries of these samples to zero; rows in a shared ``gram`` are erased by its owner."""
+        """Set all entries of these samples to zero. The owner of a shared ``gram`` erases the rows in it."""
         if self.places is None:
             self.gram.erase(at)
 
@@ -87,7 +87,7 @@ class KernelRows:
             self.gram.cache.put(i, row * s.y * s.y[i])
 
     def values(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Return K between these positions and all, or those in ``columns``; from the cache, if all rows are there."""
+        """Return K between these positions and all, or the positions in ``columns``; from the cache, if all rows are there."""
         gram, rows = self.gram, self.in_gram(at)
         where = self.places if columns is None else self.in_gram(columns)
         if not gram.has(rows):
@@ -97,7 +97,7 @@ class KernelRows:
         return K if where is None else np.take(K, where, 1, mode="clip")  # clip: three times as fast as a plain index
 
     def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Return Q between these positions and all, or those in ``columns``."""
+        """Return Q between these positions and all, or the positions in ``columns``."""
         s = self.samples
         Q = self.values(at, columns)
         Q *= s.y if columns is None else s.y[columns]
@@ -105,7 +105,7 @@ class KernelRows:
         return Q
 
     def rows_of(self, at: Array) -> Array:  # (k,) -> (k, capacity)
-        """Return rows of Q: from the cache where they are there, the others computed."""
+        """Return rows of Q, from the cache if possible. The other rows are computed."""
         if self.places is not None or self.gram.has(at):
             return self.block(at)
         Q = self.gram.rows(at)
@@ -116,7 +116,7 @@ class KernelRows:
     def blocks(
         self, at: Array, columns: Array | None = None
     ) -> Iterator[tuple[Array, Array]]:  # (k,), (c,) -> (l,), (l, capacity) or (l, c)
-        """Yield positions and their rows of Q, or those columns of them, in blocks of KERNEL_VALUES_PER_BLOCK."""
+        """Yield positions and their rows of Q (or some columns of these rows), in blocks of KERNEL_VALUES_PER_BLOCK."""
         step = max(1, KERNEL_VALUES_PER_BLOCK // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):
             if interrupt.arrived:

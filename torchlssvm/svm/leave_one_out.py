@@ -1,18 +1,18 @@
-r"""Leave-one-out: every support vector unlearned, from one tableau; the span rule.
+r"""Leave-one-out by unlearning every support vector from one tableau, and by the span rule.
 
 Let P be b and the margin vectors S, M = [[0, y^T], [y, Q]] over b and all samples, R = (M_PP)^-1 (7). *Column* k of the tableau
-holds the effect of a unit of k, a in P being moved so that g_S = 0 and (3) still hold:
+holds the effect of a unit change of k, while the coefficients a of P move so that g_S = 0 and (3) still hold:
 
     k outside P: alpha_k grows by 1.   u_k[P] = beta_k = -R M_Pk (10),  u_k[i] = gamma_ik = M_ik + M_iP beta_k (12)
     k inside P:  g_k grows by 1.       u_k[P] = R_Pk,                   u_k[i] = M_iP R_Pk
 
-An event exchanges the two for one k: (13) where it enters S, (14) where it leaves. Both are the same *pivot* on p = u_k[k]:
+An event moves one k from one case to the other: (13) if k enters S, (14) if it leaves. Both are the same *pivot* on p = u_k[k]:
 
     w = u_k with w[k] = 1;    u_j <- u_j with u_j[k] = 0, minus w u_j[k] / p;    u_k <- w / p
 
-So a path needs no matrix of its own. It keeps (k, p, w) of its events. A column of its tableau is a column of the common one,
-pivoted once for each event. Paths track the support vectors and the nearest reserve vectors only. Where a path ends, every
-sample is checked: if (2) and (3) hold for all, the end is the solution.
+So a path needs no matrix of its own. It stores (k, p, w) of its events, and a column of its tableau is a column of the common
+tableau, pivoted once for each event. A path tracks only the support vectors and the nearest reserve vectors. At its end, every
+sample is checked: if (2) and (3) hold for all samples, the end is the solution.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from torchlssvm.svm.samples import Array
 from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
-"""Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
+"""Reserve vectors that paths track: the nearest sixteenth, and at least 64. At the end of a path, all are checked."""
 MAX_PATH_EVENTS = 64
-"""Events of a path before its sample is left to the solver: the cost of a column grows with them."""
+"""Events of a path before its sample is left to the solver. The cost of a column grows with the number of events."""
 PATHS_PER_BATCH = 256
-"""Paths followed side by side: enough for array operations, few enough for their arrays to stay in the processor's cache."""
+"""Paths followed side by side: enough for array operations, and few enough for their arrays to stay in the cache."""
 SAMPLES_PER_CHECK = 4096
 """Untracked samples checked at a time, which bounds the memory for their kernel values."""
 
@@ -59,7 +59,7 @@ class LeaveOneOut(NamedTuple):
 
 
 def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
-    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. Unsolved: NaN, and a warning."""
+    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. If unsolved: NaN and a warning."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
@@ -85,7 +85,7 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
 
 
 def margin_by_solver(solver: PathSolver, c: int) -> float:
-    """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN if there is no certified solution."""
+    """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN without a certified solution."""
     before = solver.snapshot(with_R=True)
     try:
         solver.solve_change(NO_POSITIONS, np.array([c]))
@@ -98,7 +98,7 @@ def margin_by_solver(solver: PathSolver, c: int) -> float:
 
 
 def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
-    """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
+    """Return gamma_c, the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
     s, m = solver.samples, solver.margin
     if not len(solver.margin):
         return np.full(s.capacity, np.inf)  # alpha cannot move, as no margin vector balances it
@@ -112,7 +112,7 @@ def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
 
 
 def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
-    """Compute g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and no margin vector can balance it."""
+    """Compute g_c - alpha_c gamma_c; -infinity if alpha_c > 0 and no margin vector can balance it."""
     s = solver.samples
     distance = squared_distances(solver)
     shift = np.where(s.alpha > 0, s.alpha, 1.0) * distance
@@ -146,11 +146,11 @@ class Tableau:
 
     @property
     def N(self) -> int:
-        """The number of indices: b and the samples tracked."""
+        """The number of indices: b and the tracked samples."""
         return len(self.start.x)
 
     def track(self, new: Array) -> None:  # (k,) positions
-        """Track more samples: they get columns, and entries of every column."""
+        """Track more samples. They get columns of their own, and entries in every column."""
         s, m, N, t, k = self.samples, self.m, self.N, self.start, np.arange(len(new))
         Z = self.QS[:, new]
         X = self.R @ Z
@@ -168,7 +168,7 @@ class Tableau:
 
 
 class PathStart(NamedTuple):
-    """The state in which all paths start; index 0 is b, then S, then the other samples tracked."""
+    """The state in which all paths start. Index 0 is b, followed by S and the other tracked samples."""
 
     T: Array  # (N, N) columns of the tableau, as rows
     size: Array  # (N,) the size of the terms of u_k[k]
@@ -181,12 +181,12 @@ class PathStart(NamedTuple):
 
 
 class RemovalPaths:
-    """The paths on which samples c (B,) leave, all inside S or all outside, one event of each at a time.
+    """The paths on which samples c (B,) leave. All c are inside S, or all are outside. Each step takes one event of every path.
 
-    Event e of a path pivots on ``keys[e]`` with W[e]. A later pivot subtracts share_e W_e from a column, where share_e is the
-    column's entry keys[e] after the pivots before e, divided by the pivot: share = T entries, where T is the inverse of a lower
-    triangle. A pivot sets its own entry to 0 first, so that earlier values do not count there: these entries are -U share,
-    U[e, f] = W[f, keys[e]], f >= e.
+    Event e of a path pivots on ``keys[e]`` with W[e]. To pivot a column, event e subtracts share_e W_e from it. share_e is the
+    column's entry keys[e] after the pivots before e, divided by the pivot. So share = T entries, where T is the inverse of a
+    lower triangle. A pivot first sets its own entry to 0, so earlier values of that entry do not count. The entries keys[e]
+    are therefore -U share, U[e, f] = W[f, keys[e]], f >= e.
     """
 
     def __init__(self, t: PathStart, m: int, c: Array, alpha: Array, g: Array, stop_below: float):  # (B,) each
@@ -220,7 +220,7 @@ class RemovalPaths:
 
     @np.errstate(divide="ignore", invalid="ignore", over="ignore")
     def follow(self) -> None:
-        """Follow the paths; sets ``ended``, how far coefficients have moved at the end, and beta_c there (zero outside P)."""
+        """Follow the paths. Sets ``ended``, the moves of the coefficients at the end, and beta_c there (zero outside P)."""
         t = self.t
         while len(self.c):
             b = np.arange(len(self.c))
@@ -231,7 +231,7 @@ class RemovalPaths:
             noise = RATE_ROUNDING_UNITS * EPS * (terms[:, None] * t.root + inner[:, :1])
             floor = np.where(self.inside, EPS * inner[:, 1:].max(1)[:, None], noise)
             floor[:, 0] = np.inf
-            # the bound ahead is the one that is not behind: without a branch, which would be mispredicted half of the time
+            # The bound ahead is the one that is not behind. A branch would be mispredicted half of the time.
             slowness = 1.0 / self.rate
             steps = np.maximum((self.upper - self.x) * slowness, (self.lower - self.x) * slowness)
             steps = np.where(speed > floor, np.maximum(steps, 0.0), np.inf)
@@ -260,7 +260,7 @@ class RemovalPaths:
         self.beta_at_end[at] = np.where(inside, self.rate[end] / d[:, None], 0.0)
 
     def _pivot(self, k: Array) -> None:  # (B,)
-        """Let index k of each path enter P by (13), or leave it by (14); paths on which rounding forbids it are dropped."""
+        """Let index k of each path enter P by (13), or leave it by (14). Paths on which rounding forbids this are dropped."""
         t, b = self.t, np.arange(len(k))
         w, terms = self._column(k)
         pivot, leaving = w[b, k], self.inside[b, k]
@@ -323,7 +323,7 @@ class RemovalPaths:
 
 
 class Paths:
-    """The paths of samples c (B,) leaving; none of them changes the machine."""
+    """The paths on which samples c (B,) leave. No path changes the machine."""
 
     def __init__(self, solver: PathSolver, c: Array, stop_below: float):
         self.samples, self.rows, self.b = solver.samples, solver.rows, solver.margin.b
@@ -333,9 +333,9 @@ class Paths:
         self.result = np.full(len(c), np.nan)
 
     def run(self) -> Array:  # -> (B,)
-        """Return g_c without c, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
+        """Return g_c without c, below ``stop_below`` if the path ended early; NaN if the sample is left to the solver."""
         paths = np.arange(len(self.c))
-        # Rounds in which paths are repeated with more samples tracked; one or two are usual.
+        # Rounds in which paths are repeated with more tracked samples. One or two rounds are usual.
         for _ in range(4):
             found = []
             for group in (paths[self.c[paths] < self.tableau.m], paths[self.c[paths] >= self.tableau.m]):
@@ -351,7 +351,7 @@ class Paths:
         return self.result
 
     def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
-        """Set the results of these paths; returns the positions of samples that they should have tracked."""
+        """Set the results of these paths. Returns the positions of samples that the paths should have tracked."""
         t, c = self.tableau, self.c[paths]
         batch = RemovalPaths(t.start, t.m, c, self.alpha[paths], self.g[paths], self.stop_below)
         batch.follow()
@@ -362,11 +362,11 @@ class Paths:
         return found
 
     def _ends(self, c: Array, moved: Array, beta: Array) -> tuple[Array, Array]:  # (B,), (B, N) twice -> (B,), (k,)
-        """Return g_c where paths end, and the positions of untracked samples that are on the wrong side there.
+        """Return g_c at the ends of paths, and the positions of untracked samples that are on the wrong side there.
 
-        Both follow from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be the residuals
-        of (3) and g_S, which should be 0: moving a by -R r makes them so, and changes g_c by beta_c^T r. The result is NaN
-        where r is not small, or a tracked sample is on the wrong side by more than rounding and r.
+        Both follow from the moves of the coefficients. beta is beta_c at the end, zero outside P. The residuals r of (3) and
+        g_S should be 0. Moving a by -R r makes them 0 and changes g_c by beta_c^T r. The result is NaN if r is not small, or
+        if a tracked sample is on the wrong side by more than rounding and r.
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]
@@ -400,13 +400,13 @@ class Paths:
         error = moved + t.start.alpha > 0.5 * t.start.u
         off = (np.where(error, g, -g) > MAX_ROUNDING_UNITS * unit + 16.0 * loose[:, None]) & outside
         off[np.arange(B), c] = False
-        # with every margin vector at a bound, b has an interval, in which the solver takes the middle
+        # If every margin vector is at a bound, b has an interval, and the solver uses its middle.
         a, u = moved + t.start.alpha, t.start.u
         wrong |= ~((np.minimum(a, u - a) > AT_BOUND_SHARE * u) & ~outside)[:, 1:].any(1)
         return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)
 
     def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
-        """Return a function that computes g of samples in given positions, where paths end, in a given precision."""
+        """Return a function that computes g of samples in given positions at the ends of paths, in a given precision."""
         s, t = self.samples, self.tableau
         m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: each has a row of Q of its own
         rest = moved[:, m:].copy()

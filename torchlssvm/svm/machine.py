@@ -1,4 +1,4 @@
-"""``IncrementalSVM``: the support vector machine that learns and unlearns one sample, or many, exactly."""
+"""``IncrementalSVM``: a support vector machine that learns and unlearns one sample, or many, exactly."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_C_FACTOR = 100.0
-"""Factor by which C changes at most in one walk."""
+"""The largest factor by which C changes in one walk."""
 MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
-"""Shares of C over which a tie that cannot be followed is passed: the first, and more if the path still cannot be followed."""
+"""Shares of C by which a tie that cannot be followed is skipped: the first share, raised up to the second if that fails."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""Positions, beyond this multiple of the samples held, above which arrays are made shorter: operations pass over all."""
+"""If arrays have more positions than the first number plus the second for each sample, they are made shorter: operations
+pass over all positions."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
@@ -57,7 +58,7 @@ class Violation(float):
 
 
 class SharedChange(NamedTuple):
-    """A change of a machine that shares samples with others: all of them are changed before any change is finished."""
+    """A change of a machine that shares samples with others. All machines change before any change is finished."""
 
     ids: list[int]  # of the new samples
     undo: Callable[[], None]
@@ -65,7 +66,7 @@ class SharedChange(NamedTuple):
 
 
 class RegularizationPath(NamedTuple):
-    """The solution for every C between two: alpha and b are linear in C between neighbouring breakpoints."""
+    """The solution for every C between two values: alpha and b are linear in C between neighbouring breakpoints."""
 
     C: Tensor  # (T,) of class 1, first to last
     ids: Tensor  # (n,)
@@ -75,9 +76,9 @@ class RegularizationPath(NamedTuple):
 
 
 def operation(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method one operation: it cannot be called inside a callback of another one, and a failure changes nothing.
+    """Make a method one operation: it cannot be called inside a callback of another operation, and a failure changes nothing.
 
-    First, the machine solves again if the kernel's parameters have changed. Ctrl-C waits until the state can be restored.
+    If the kernel's parameters have changed, the machine first solves again. Ctrl-C waits until the state can be restored.
     """
 
     @functools.wraps(method)
@@ -110,27 +111,29 @@ class IncrementalSVM(nn.Module):
     r"""The exact incremental and decremental SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
     f(x) = sum_j alpha_j y_j K(x_j, x) + b, where alpha minimizes 1/2 alpha^T Q alpha - sum alpha under 0 <= alpha_i <= C and
-    sum y_i alpha_i = 0, Q_ij = y_i y_j K(x_i, x_j), y = -1 for class 0 and +1 for class 1. Every sample is in one of three sets
-    by its g_i = y_i f(x_i) - 1: margin (g = 0), error (g <= 0, alpha = C), reserve (g >= 0, alpha = 0). Adding or removing a
-    sample moves its coefficient while all others keep these conditions, in a number of steps each computed exactly.
+    sum y_i alpha_i = 0. Here Q_ij = y_i y_j K(x_i, x_j), y = -1 for class 0 and y = +1 for class 1. The value
+    g_i = y_i f(x_i) - 1 puts every sample in one of three sets: margin (g = 0), error (g <= 0, alpha = C) or reserve (g >= 0,
+    alpha = 0). To add or remove a sample, its coefficient moves in steps, each computed exactly, while all other samples keep
+    these conditions.
 
-    Every operation ends with a check, the certificate: the bounds of alpha, sum y alpha = 0, and these conditions for every
-    sample, each within its own rounding error. If a result does not pass, a robust method solves the problem. If that does not
-    pass either, ``ConvergenceError`` is raised and the machine does not change. If the kernel is not positive semidefinite, a
-    certified point is a stationary point.
+    Every operation ends with a check, the certificate. It tests the bounds of alpha, sum y alpha = 0, and the conditions above
+    for every sample, each within its own rounding error. If a result does not pass, a robust method solves the problem. If that
+    result does not pass either, ``ConvergenceError`` is raised and the machine does not change. For a kernel that is not
+    positive semidefinite, a certified point is a stationary point.
 
     Args:
-        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram, of which the machine keeps a copy. If
-            you change its parameters, the next operation solves again. Or ``"precomputed"``: then ``add`` takes the kernel
-            values (B, n + B) between the new samples and all (in the order of ``ids``, new ones last), and ``forward`` those
-            (B, n) with the samples held.
-        C: the bound of the coefficients, a number or one per class (2,). Per sample it is C times the ``weight`` of ``add``.
+        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram. The machine keeps a copy of it. If you
+            change the parameters of the copy, the next operation solves again. With ``"precomputed"``, ``add`` takes the kernel
+            values (B, n + B) between the new samples and all samples (in the order of ``ids``, new ones last), and ``forward``
+            takes the values (B, n) with the samples in the machine.
+        C: the bound of the coefficients, a number or one per class (2,). The bound of a sample is C times its ``weight`` in
+            ``add``.
         callback: called with an ``Event`` after each event.
         record: keep alpha, g and b of every event in ``trajectory``.
         reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
-            that has happened. None: nothing is forgotten.
-        cache_bytes: memory for rows of the kernel of samples outside the margin set.
-        device: where the samples' rows live, kernels are computed and, on any but the CPU, paths are followed (up to 8,192
+            a sample has been forgotten. With None, no sample is forgotten.
+        cache_bytes: the memory for kernel rows of samples outside the margin set.
+        device: the device of the samples and of kernel computations. Unless it is the CPU, paths also run on it (up to 8,192
             samples). The certificate and the robust method run on the host.
 
     Example:
@@ -191,16 +194,16 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def _load(self, state: dict[str, Any] | None, kernel: Kernel | None, device: torch.device) -> None:
-        """Take over a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one), with this kernel, on this device.
+        """Load a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one) with this kernel, on this device.
 
-        The new state is built separately: if that raises an error, nothing changes.
+        The new state is built separately, so an error changes nothing.
         """
         state = checkpoint.save(self._content()) if state is None else state
         self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
         self.kernel = kernel
 
     def notice_kernel(self) -> None:
-        """Solve again if the kernel, or a parameter of it, is no longer the one that the samples were learned with."""
+        """Solve again if the kernel, or one of its parameters, has changed since the samples were learned."""
         gram = self._solver.rows.gram
         if gram.kernel is not self.kernel or (self.kernel is not None and gram.version != self.kernel.version()):
             self._load(None, self.kernel, self.device)
@@ -214,7 +217,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def n(self) -> int:
-        """Samples held."""
+        """The number of samples in the machine."""
         return self._solver.samples.n
 
     def __len__(self) -> int:
@@ -227,7 +230,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids of the samples held (n,), in the order in which they were added; other vectors are in this order too."""
+        """The ids of the machine's samples (n,), in the order in which they were added. Other vectors have the same order."""
         return self._ordered(self._solver.samples.ids)
 
     @property
@@ -253,7 +256,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def b_interval(self) -> tuple[float, float]:
-        """The interval of possible b: one value, unless the margin set is empty; b is then the middle, or the finite end."""
+        """The interval of possible b: one value, unless the margin set is empty. b is then the middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
         if not self.n:
@@ -282,9 +285,10 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def kkt_violation(self) -> Violation:
-        """The largest violation of (2) and (3), every g computed from its definition; costs a kernel row per support vector.
+        """Return the largest violation of (2) and (3), with every g computed from its definition.
 
-        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of rounding alone.
+        This costs a kernel row per support vector. The attribute ``bound`` of the returned number is the effect of rounding
+        alone, the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1).
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
@@ -297,14 +301,14 @@ class IncrementalSVM(nn.Module):
 
     @property
     def events(self) -> int:
-        """The number of events so far: the unit of work of the path."""
+        """The number of events so far, which is the unit of work of the path."""
         return self._solver.path.events
 
     def decision(self, x: Any, samples: Any = None) -> Tensor:  # (B, J) -> (B,)
-        """f(x), positive for class 1; differentiable in x, in the kernel's parameters and in the samples held.
+        """Compute f(x), positive for class 1; differentiable in x, in the kernel's parameters and in the machine's samples.
 
-        samples: (n, J) the samples held, in the order of ``ids``, with a graph. Derivatives in the samples and in the kernel's
-        parameters are total: they include the change of alpha and b. They hold as long as no sample changes its set.
+        samples: (n, J) the machine's samples, in the order of ``ids``, with a graph. Derivatives in the samples and in the
+        kernel's parameters include the change of alpha and b. They hold as long as no sample changes its set.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -326,10 +330,10 @@ class IncrementalSVM(nn.Module):
         return f
 
     def span_margins(self, samples: Any = None) -> Tensor:  # -> (n,)
-        """Margins g_c of ``leave_one_out(method="span")``, differentiable in the kernel's parameters and in ``samples``.
+        """Compute the margins g_c of ``leave_one_out(method="span")``, differentiable in the kernel and in ``samples``.
 
-        Compute a loss from them to train a kernel, or a network that produces the samples: see :meth:`decision` for
-        ``samples``. Costs n^2 kernel values.
+        A loss of these margins can train the kernel's parameters, or a network that produces the samples (``samples`` as in
+        :meth:`decision`). The margins cost n^2 kernel values.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -395,12 +399,12 @@ class IncrementalSVM(nn.Module):
         return torch.stack([-f, f], 1)
 
     def predict(self, x: Any) -> Tensor:  # (B, J) -> (B,)
-        """The class: 1 where f > 0."""
+        """Predict the class, which is 1 if f > 0 and 0 otherwise."""
         return (self.decision(x) > 0).long()
 
     @exactly
     def expansion(self) -> tuple[Tensor, Tensor, float]:
-        """Rows (s, J) of the support vectors, their y alpha (s,) and b: f(x) = k(x, rows) y alpha + b."""
+        """Return rows (s, J) of the support vectors, their y alpha (s,) and b: f(x) = k(x, rows) y alpha + b."""
         if self.kernel is None:
             raise ValueError("a machine with a precomputed kernel has no rows")
         return (*self._find_support(), self.b)
@@ -408,10 +412,10 @@ class IncrementalSVM(nn.Module):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def add(self, x: Any, y: Any, weight: Any = None, method: str = "auto") -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels 0 or 1; weight: (B,) factors of C. Returns their ids (B,).
+        """Learn samples and return their ids (B,). x: (B, J); y: (B,) labels 0 or 1; weight: (B,) factors of C.
 
-        method: "auto"; "path" one sample after the other; "joint" all along one parameter; "pivot" by block pivoting. The
-        answer is the same.
+        method: "auto" chooses; "path" adds one sample after the other; "joint" moves all along one parameter; "pivot" uses
+        block pivoting. All methods give the same solution.
         """
         return self.update(add=(x, y, weight), method=method)
 
@@ -443,7 +447,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
-        """Give samples held new labels; their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
+        """Give samples new labels. Their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
         wanted = self._known_ids(ids)
         labels = self._labels(y, len(wanted))
         self._require_rows(wanted)
@@ -460,7 +464,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
-        """Replace samples held by others; their ids stay. x: (B, J)."""
+        """Replace samples by others. Their ids stay. x: (B, J)."""
         wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
@@ -476,9 +480,9 @@ class IncrementalSVM(nn.Module):
     def fit(
         self, x: Any, y: Any, weight: Any = None, progress: bool | Callable[[float], None] | None = None
     ) -> IncrementalSVM:
-        """Forget everything and learn these samples: ids 0, 1, .... If they cannot be learned, nothing is forgotten.
+        """Forget all samples and learn these, with ids 0, 1, .... If they cannot be learned, no sample is forgotten.
 
-        progress: a function that is called with the share done (0 to 1); True for a tqdm bar; None for a bar only on a
+        progress: a function that is called with the completed share (0 to 1); True for a tqdm bar; None for a bar only on a
         terminal, if tqdm is installed and the fit takes some seconds; False for no progress.
         """
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
@@ -504,9 +508,9 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def regularization_path(self, C: Any) -> RegularizationPath:
-        """Change C along the path, with every breakpoint: the solution for each C in between, by linear interpolation.
+        """Change C along the path and return every breakpoint. Linear interpolation gives the solution for each C in between.
 
-        alpha has kinks only where a sample changes sets; two values of C per class move together, in proportion.
+        alpha has kinks only where a sample changes sets. If there is one C per class, both move together, in proportion.
         """
         end = np.array(_bounds(C))
         seen: list[tuple[Any, Tensor, float]] = [(np.array(self._C), self.alpha, self.b)]
@@ -523,10 +527,10 @@ class IncrementalSVM(nn.Module):
         )
 
     def _follow(self, now: Any, end: Any, seen: list[Any]) -> None:  # (2,), (2,)
-        """Follow the path from one C to another and append its breakpoints to ``seen``, in parts where it must be.
+        """Follow the path from one C to another and append its breakpoints to ``seen``, in several parts if necessary.
 
-        C of a part changes by a factor of at most 100, as p cannot resolve the small end of a longer one. Where events tie in a
-        way that cannot be followed, both sides of the tie are solved.
+        In one part, C changes by a factor of at most 100, because p cannot resolve the small end of a longer part. If events
+        tie in a way that cannot be followed, both sides of the tie are solved.
         """
         solver, s, jump = self._solver, self._solver.samples, MIN_C_JUMP
         one = [int((s.y * label > 0).argmax()) for label in (-1, 1)]  # a sample of each class, if there is any
@@ -564,9 +568,9 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def set_kernel(self, kernel: Any) -> IncrementalSVM:
-        """Change the kernel or its parameters for the samples held, and correct the conditions that this violates.
+        """Change the kernel or its parameters for the machine's samples, and correct the conditions that the change violates.
 
-        With precomputed values: the new Gram matrix (n, n) in the order of ``ids``.
+        With precomputed values, pass the new Gram matrix (n, n) in the order of ``ids``.
         """
         state = checkpoint.save(self._content())
         if self.kernel is None:
@@ -582,12 +586,12 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def polish(self) -> IncrementalSVM:
-        """Compute R and every g again and take Newton steps: optimality to machine precision."""
+        """Compute R and every g again and take Newton steps, which gives optimality to machine precision."""
         self._solver.polish()
         return self
 
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
-        """Call this function after each event from now on; None stops the calls."""
+        """Call this function after each event from now on. None stops the calls."""
         self._callback = callback
         self._install_callback()
         return self
@@ -600,9 +604,9 @@ class IncrementalSVM(nn.Module):
     ) -> leave_one_out.LeaveOneOut:
         """Leave out every sample in turn; the machine does not change.
 
-        method: "exact" (Algorithm 2: all support vectors unlearned, from one tableau); "span" (Vapnik and Chapelle's rule, from
-        the sensitivities: g_c - alpha_c gamma_c, gamma_c the squared distance to the span of the margin vectors); "linear"
-        (the first segment of the exact path, extrapolated: the same number, as no set changes on it).
+        method: "exact" (Algorithm 2) unlearns all support vectors, from one tableau. "span" is Vapnik and Chapelle's rule from
+        the sensitivities, g_c - alpha_c gamma_c, where gamma_c is the squared distance to the span of the margin vectors.
+        "linear" extrapolates the first segment of the exact path. Since no set changes on it, this equals "span".
         early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives the
         same error rates, but margins below -1 are not final. batched: False unlearns the samples one at a time.
         """
@@ -627,9 +631,9 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def k_fold(self, folds: Any) -> tuple[Tensor, float]:
-        """Exact k-fold cross-validation: decision values (n,) of each sample by the machine without its fold, and the error.
+        """Cross-validate exactly by k folds: decision values (n,) of each sample by the machine without its fold, and error.
 
-        folds: a number k (samples are dealt out in the order of ``ids``), or the fold (n,) of each sample.
+        folds: a number k (samples are assigned in turn, in the order of ``ids``), or the fold (n,) of each sample.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -673,7 +677,7 @@ class IncrementalSVM(nn.Module):
         return self._solver.rows.gram is gram and self.kernel is gram.kernel
 
     def share(self, gram: GramRows, place_of: dict[int, int]) -> None:
-        """Use the rows of this store, where the sample of each id is in the place given, instead of rows of its own."""
+        """Use the rows of this store instead of rows of its own. The sample of each id is in the given place."""
         s, rows = self._solver.samples, self._solver.rows
         places = np.zeros(s.capacity, dtype=np.int64)
         for i, at in s.where.items():
@@ -682,7 +686,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> SharedChange:
-        """Learn samples that are in these places (B,) of the shared store, and unlearn others by id, until it is undone.
+        """Learn the samples in places (B,) of the shared store and unlearn others by id, in a change that can be undone.
 
         y, weight: (B,) arrays of labels 0, 1 and factors of C.
         """
@@ -718,7 +722,7 @@ class IncrementalSVM(nn.Module):
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
-        """Check samples and bring them into the solver's form; ValueError. fresh: as if none were held."""
+        """Check samples and convert them to the solver's form; raises ValueError. fresh: as if the machine were empty."""
         kernel, held = self.kernel, 0 if fresh else self.n
         x = checks.as_tensor(x, "x", self.device)
         if kernel is None:
@@ -786,7 +790,7 @@ class IncrementalSVM(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
-        """Add samples under new ids, and remove those in positions ``leaving``."""
+        """Add samples under new ids, and remove the samples in positions ``leaving``."""
         self._solver.change(batch, new, leaving, method)
         self._drop_far_reserve()
 
@@ -808,7 +812,7 @@ class IncrementalSVM(nn.Module):
         self._drop_far_reserve()
 
     def _known_ids(self, ids: Any) -> list[int]:
-        """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
+        """Return ids as a list. Raises RemovalError for an id that is neither in the machine nor forgotten."""
         if ids is None:
             return []
         wanted = checks.id_list(ids)
@@ -832,7 +836,7 @@ class IncrementalSVM(nn.Module):
             )
 
     def _positions(self, wanted: list[int]) -> Any:
-        """Return the positions of those of these ids that are held, int64."""
+        """Return the positions, int64, of those ids that are in the machine."""
         where = self._solver.samples.where
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 

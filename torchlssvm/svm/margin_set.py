@@ -1,25 +1,25 @@
-r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
+r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a path watches.
 
-Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; a = [b; alpha_S],
-A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] of a sample i that enters,
+The letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors. Let a = [b; alpha_S],
+A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] for a sample i that enters,
 
     beta_i = -R h                                          the rates of a for a unit of alpha_i                    (10)
     gamma_i = Q_ii + h^T beta_i                            the rate of its own g_i                                 (12)
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                         (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                         (14)
 
-Many margin vectors enter and leave at once, by the block forms of (13) and (14). With the columns H = [y_c; Q_Sc] of k samples
-c that enter, and V = -R H,
+The block forms of (13) and (14) let many margin vectors enter and leave at once. For k samples c that enter, with the columns
+H = [y_c; Q_Sc] and V = -R H,
 
     Gamma = Q_cc + H^T V                                                                                          (12)
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
-the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
+Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in the
+span of S and of earlier samples. Copies do, and so do all samples beyond J + 1 with a linear kernel. They are left out.
 
-R is stored as R + V^T diag(f) V, with a row of V for each pending event, which are added to R a few at a time.
-To start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
+R is stored as R + V^T diag(f) V, with a row of V for each pending event. Pending events are added to R a few at a time. To
+start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from torchlssvm.kernels.gram_rows import index_of
 from torchlssvm.svm.samples import Array, Samples
 
 DEPENDENT_SHARE = 1e-12
-"""Share of its terms below which gamma_i is a difference of equal numbers: sample i lies in the span of S and cannot enter it.
-It is four digits above rounding, which a badly conditioned A costs."""
+"""If gamma_i is below this share of its terms, it is a difference of equal numbers: sample i lies in the span of S and cannot
+enter. The share is four digits above rounding, because a badly conditioned A costs that many."""
 BLOCK_DEPENDENT_SHARE = 10 * DEPENDENT_SHARE
-"""The same share for a pivot of Gamma, which carries the roundings of the pivots before it."""
+"""The same share for a pivot of Gamma, which includes the rounding errors of earlier pivots."""
 MIN_SAMPLES_FOR_WATCH = 400
-"""Samples held from which a walk watches only a part of them: with fewer there is little to save."""
+"""From this many samples on, a walk watches only a part of them. With fewer samples there is little to save."""
 MIN_WATCHED, SAMPLES_PER_WATCHED = 64, 8
-"""Reserve and error vectors that are watched: the nearest eighth, and not fewer than 64. Few others move to the margin, and
-those are found where the walk ends."""
+"""Reserve and error vectors that are watched: the nearest eighth, and at least 64. Few others move to the margin, and they are
+found at the end of the walk."""
 SPARE_WATCH_COLUMNS = 48
 """Columns of W beyond those in use, for margin vectors that leave S during the walk."""
 MAX_SOLVE_RESIDUAL = 1e-13
@@ -58,7 +58,7 @@ NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 @dataclass
 class Watch:
-    """The samples that a walk watches: all, or those outside S that are near the margin. Columns are those of W."""
+    """The samples that a walk watches: all, or the samples outside S that are near the margin. Columns are those of W."""
 
     at: Array  # (columns,) int64 positions
     column_of: Array  # (capacity,) int64 column of each position, or -1
@@ -70,16 +70,16 @@ class Watch:
 
 
 class MarginSet:
-    """The arrays of S: slot 0 is for b, the others for margin vectors. A free slot is zero in all of them.
+    """The arrays of S. Slot 0 is for b, the others are for margin vectors. A free slot is zero in all arrays.
 
     Attributes:
         A: (slots, slots).
         QS: (slots, capacity) rows of Q; row 0 is y.
         W: (slots, columns) the columns of QS that are watched, or QS itself.
-        at: (slots,) int64, the position of each slot.
-        used: (slots,) 1.0, or 0.0 where the slot is free.
+        at: (slots,) int64, the position of the sample in each slot.
+        used: (slots,) 1.0, or 0.0 if the slot is free.
         a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
-        top: slots in use lie below.
+        top: an upper limit; all slots in use lie below it.
     """
 
     _R: Array  # (slots, slots) without the pending events
@@ -110,7 +110,7 @@ class MarginSet:
         self.a[0], self.used[0] = b, 1.0
 
     def _allocate(self, slots: int, keep: bool = False) -> None:
-        """Allocate arrays with this number of slots. keep: with the contents of the old ones."""
+        """Allocate arrays with this number of slots. keep: copy the contents of the old arrays."""
         QS = np.zeros((slots, self.samples.capacity))
         part = keep and self.watched is not None and self.W is not self.QS
         arrays = {
@@ -144,7 +144,7 @@ class MarginSet:
         return own | {"W": own["QS"], "watched": None}
 
     def set_state(self, state: dict[str, object]) -> None:
-        """Take over what :meth:`copy_state` returned."""
+        """Restore the state that :meth:`copy_state` returned."""
         self.__dict__.update(state)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class MarginSet:
             self._pending = 0
 
     def ensure_R(self) -> None:
-        """Compute R from the factor of A, if there is only that. Events, which update R, need it."""
+        """Compute R from the factor of A, if there is only a factor. Events update R, so they need it."""
         self._R_is_made = True
         if self._factored is not None:
             used, factor = self._factored
@@ -229,9 +229,9 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """Prepare a walk: return the samples that it watches, all of them or those near the margin and the driven ones.
+        """Prepare a walk and return the samples that it watches: all samples, or those near the margin and the driven ones.
 
-        Where the walk ends, every g is computed, and samples on the wrong side that were not watched are learned then. A margin
+        At the end of the walk, every g is computed. Samples on the wrong side that were not watched are learned then. A margin
         vector is watched from the moment it leaves S.
         """
         self.ensure_R()
@@ -255,7 +255,7 @@ class MarginSet:
         return w
 
     def _start_watch(self, chosen: Array, columns: int) -> Watch:
-        """Watch the samples in these positions; W is QS itself if there is a column for every position."""
+        """Watch the samples in these positions. W is QS itself if there is a column for every position."""
         k = len(chosen)
         at, column_of = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
         at[:k], column_of[chosen] = chosen, np.arange(k)
@@ -307,7 +307,7 @@ class MarginSet:
         return slot
 
     def enter(self, i: int, row: Array, beta: Array, gamma: float) -> int:  # (capacity,), (top,)
-        """Make sample i a margin vector by (13), with the coefficient it has, and take that out of rest; returns its slot."""
+        """Make sample i a margin vector by (13), with its coefficient, which is subtracted from rest; returns its slot."""
         self.ensure_R()
         s, slot, old = self.samples, self._free_slot(), self.top
         y, own = s.y[i], row[i]
@@ -372,7 +372,7 @@ class MarginSet:
         return row
 
     def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
-        """Make these samples the margin vectors, with these coefficients; R is unusable if they are dependent."""
+        """Make these samples the margin vectors, with these coefficients. R is unusable if the samples are dependent."""
         self.clear(_slots(len(positions)), b)
         if len(positions):
             self.a[self._fill_slots(positions, rows)] = a
@@ -381,9 +381,9 @@ class MarginSet:
     # -- many at a time ------------------------------------------------------------------------------------------------
 
     def exchange(self, out: Array, into: Array, rows: Array) -> Array:  # (k,), (l,), (l, capacity) -> (r,)
-        """Take positions ``out`` out of S and ``into`` into it, and update R; alpha, side and rest do not change.
+        """Remove positions ``out`` from S, add positions ``into``, and update R; alpha, side and rest do not change.
 
-        Returns the positions, of ``into`` if possible, that lie in the span of the others: they do not become margin vectors.
+        Returns the positions, of ``into`` if possible, that lie in the span of the others. They do not become margin vectors.
         """
         self.watched = None
         self._apply_pending()
@@ -422,7 +422,7 @@ class MarginSet:
         return positions
 
     def _fill_slots(self, into: Array, rows: Array) -> Array:
-        """Give each position a slot, with its row of Q and of A, and coefficient 0; R does not change."""
+        """Give each position a slot, with its row of Q and of A, and coefficient 0. R does not change."""
         s = self.samples
         while len(self.a) - len(self) - 1 < len(into):
             self._allocate(_slots(len(self) + len(into)), keep=True)
@@ -441,7 +441,7 @@ class MarginSet:
         return new
 
     def _downdate(self, slots: Array) -> bool:  # (l,)
-        """Apply (14) for several slots; False if rounding errors make that impossible."""
+        """Apply (14) for several slots. Returns False if rounding errors make that impossible."""
         k = self.top
         columns = _tensor(self._R[:k, slots])
         L, info = torch.linalg.cholesky_ex(_tensor(self._R[np.ix_(slots, slots)]))
@@ -452,7 +452,7 @@ class MarginSet:
         return True
 
     def _free_slots(self, slots: Array | int) -> None:
-        """Set everything in these slots to zero; R of the others does not change."""
+        """Set everything in these slots to zero. R of the other slots does not change."""
         self._V[:, slots] = 0.0
         for array in (self._R, self.A) if self._R_is_made else (self.A,):
             array[slots] = 0.0
@@ -470,9 +470,9 @@ class MarginSet:
         self.top = int(self.used.nonzero()[0][-1]) + 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
-        """Factor A, and drop samples that lie in the span of the others, of those in slots ``late`` if possible.
+        """Factor A, and drop samples that lie in the span of the others, preferably samples in slots ``late``.
 
-        Returns the positions dropped. keep_dependent: drop none; where there would be any, A is not factored.
+        Returns the dropped positions. keep_dependent: drop no sample; if one would have to be dropped, A is not factored.
         """
         if self._R_is_made:
             self._R[:] = 0.0
@@ -510,14 +510,14 @@ class MarginSet:
         return float(np.abs(self.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
     def _equilibrated(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
-        """Return the slots in use, D A D with a unit diagonal, and D; so scaled, outliers cost no digits."""
+        """Return the slots in use, D A D with a unit diagonal, and D. With this scaling, outliers cost no digits."""
         used = np.flatnonzero(self.used)
         D = 1.0 / np.maximum(self.samples.root[self.at[used]], 1e-150)
         D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
         return used, self.A[np.ix_(used, used)] * D * D[:, None], D
 
     def invert_A(self) -> None:
-        """Compute R from A for any margin vectors; if they are linearly dependent, R is unusable."""
+        """Compute R from A for any margin vectors. If they are linearly dependent, R is unusable."""
         self._R[:] = 0.0
         self._R_is_made, self._factored, self._pending = True, None, 0
         used, A, D = self._equilibrated()
@@ -542,7 +542,7 @@ class MarginSet:
         return out
 
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
-        """Return delta with A delta = -r, refined; by a backward stable method where R is of no use."""
+        """Return delta with A delta = -r, refined. If R is unusable, a backward stable method solves for it."""
         for attempt in range(2):
             delta = self.times_R(-r)
             for _ in range(2):
@@ -567,7 +567,7 @@ class MarginSet:
 
 
 def _slots(count: int) -> int:
-    """Return the number of slots to allocate for this many margin vectors: few more, as events pass over all of them."""
+    """Return the number of slots to allocate for this many margin vectors: only a few more, as events pass over all slots."""
     return 16 + count + count // 16
 
 
@@ -576,7 +576,7 @@ def _tensor(values: Array) -> Tensor:
 
 
 def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k), (k,) -> (r,), (r, r)
-    """The columns that are not in the span of those before them (a pivot above ``floor``), and their Cholesky factor.
+    """Find the columns that are not in the span of earlier columns (a pivot above ``floor``), and their Cholesky factor.
 
     Example:
         >>> Gamma = torch.tensor([[4.0, 4.0, 2.0], [4.0, 4.0, 2.0], [2.0, 2.0, 2.0]], dtype=torch.float64)
@@ -607,7 +607,7 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k)
 
 
 class BorderedFactor(NamedTuple):
-    """A of b and margin vectors, factored: R of b and the first one, and (13) for the others in one block."""
+    """A of b and margin vectors, factored: R of b and the first vector, and (13) for the others in one block."""
 
     R: Tensor  # (2, 2)
     V: Tensor  # (2, k)
@@ -629,9 +629,9 @@ class BorderedFactor(NamedTuple):
 
 
 def factor_bordered(Q: Tensor, y: Tensor, share: float) -> tuple[Array, BorderedFactor]:  # (k, k), (k,) -> (r,)
-    """The samples that are not in the span of those before them, to ``share`` of their terms, and the factor of their A.
+    """Find the samples that are not in the span of earlier samples, to ``share`` of their terms, and the factor of their A.
 
-    The first one is S = {0}, R = [[-Q_00, y_0], [y_0, 0]].
+    The first sample gives S = {0}, R = [[-Q_00, y_0], [y_0, 0]].
 
     Example:
         >>> y = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)

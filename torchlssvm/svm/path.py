@@ -1,12 +1,12 @@
-r"""The path: coefficients move from p = 0 to 1 while every other sample keeps its Kuhn-Tucker conditions (2), (3).
+r"""The path: coefficients move as p goes from 0 to 1, while every other sample keeps its Kuhn-Tucker conditions (2), (3).
 
-Let coefficients outside S move at rates d, dp being the unit, and let force = Q d. Then
+Coefficients outside S move at rates d per unit of p. With force = Q d,
 
     beta = -R [sum y d; force_S]                    the rates of a = [b; alpha_S] that keep g_S = 0 and sum y alpha = 0  (10)
     gamma_i = force_i + Q_iS beta_S + y_i beta_0    the rate of g_i                                                    (12)
 
-Between events every rate is constant. An event is a margin vector that comes to a bound and leaves S (14), or a watched sample
-whose g comes to 0 and enters it (13). beta is then updated with the same vector as R, which costs less than (10).
+Between events every rate is constant. At an event, a margin vector reaches a bound and leaves S (14), or the g of a watched
+sample reaches 0 and the sample enters S (13). beta is then updated with the same vector as R, which costs less than (10).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
-"""A walk is given up after the first number of events, plus the second for each sample: a fit costs less than more of them."""
+"""A walk is given up after the first number of events plus the second for each sample. A fit costs less than more events."""
 EVENTS_PER_REFINEMENT = 8
-"""Events after which beta is computed again and refined; in between it is updated by (13) and (14), which costs less."""
+"""Events after which beta is computed again and refined. In between, (13) and (14) update beta at a lower cost."""
 MAX_SIMULTANEOUS_EVENTS = 60
 """Simultaneous events in a row that count as a cycle. Ties of real data, such as copies of a sample, are shorter."""
 
@@ -43,7 +43,7 @@ class Event:
 
 
 class NextEvent(NamedTuple):
-    """The event that ends a step: a sample enters S, or the margin vector in a slot leaves it."""
+    """The event that ends a step: a sample enters S, or the margin vector in a slot leaves S."""
 
     step: float  # up to which p = 1 may come first
     sample: int  # position of the sample that enters, or -1
@@ -59,15 +59,15 @@ class Path:
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[Event], None] | None = None
         self.events = 0
-        # Sum of (c sqrt(K_jj))^2 over all c Q_j: that were added to rest and are not counted in samples.rounding yet: rest_i
-        # has gathered rounding errors of about EPS sqrt(K_ii) times the root of it.
+        # Sum of (c sqrt(K_jj))^2 over all c Q_j: that were added to rest and are not counted in samples.rounding yet. The
+        # rounding errors of rest_i are about EPS sqrt(K_ii) times the root of this sum.
         self.roundings = 0.0
 
     def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
-        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0 whatever its g.
+        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0, whatever its g.
 
-        Samples of ``wrong`` that are in S, and of ``down`` with alpha = 0, stay. The coefficients of S are in the margin set
-        alone afterwards. False if the path cannot be followed.
+        Samples of ``wrong`` that are in S do not move, nor do samples of ``down`` with alpha = 0. Afterwards, only the margin
+        set has the current coefficients of S. Returns False if the path cannot be followed.
         """
         s = self.samples
         wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
@@ -89,7 +89,7 @@ class Path:
         return True
 
     def walk_to(self, u: Array) -> bool:  # (capacity,)
-        """Move the upper bounds to these, with the coefficients of E on them; False if the path cannot be followed."""
+        """Move the upper bounds to u, and the coefficients of E with them. Returns False if the path cannot be followed."""
         s, margin = self.samples, self.margin
         rise = u - s.u
         if not self._follow(np.where(s.side < 0, rise, 0.0), rise):
@@ -102,7 +102,7 @@ class Path:
 
     @np.errstate(divide="ignore", invalid="ignore", over="ignore")
     def _follow(self, d: Array, rise: Array | None) -> bool:
-        """Walk from p = 0 to 1; False if the path cannot be followed: samples and margin set are then somewhere on it."""
+        """Walk from p = 0 to 1. Returns False if the path cannot be followed; the state is then somewhere on the path."""
         s, walk, last = self.samples, Walk(self, d, rise), 0.0
         for _ in range(MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n):
             if interrupt.arrived:
@@ -148,9 +148,9 @@ class Path:
 
 
 class Walk:
-    """One walk: coefficients outside S move at rates ``d``, upper bounds at rates ``rise`` (None: they stay), p from 0 to 1.
+    """One walk from p = 0 to 1: coefficients outside S move at rates ``d``, upper bounds at rates ``rise`` (None: they stay).
 
-    alpha, side, rest and u of the samples are kept up to date; g is not.
+    The walk keeps alpha, side, rest and u of the samples up to date, but not g.
     """
 
     def __init__(self, path: Path, d: Array, rise: Array | None):  # (capacity,), (capacity,)
@@ -170,18 +170,18 @@ class Walk:
         self._drive_changed()
 
     def _drive_changed(self) -> None:
-        """Set a new ``d`` and force; beta must be computed again."""
+        """Set a new ``d`` and force. beta must then be computed again."""
         self.balance = float(self.s.y @ self.d)
         self.watched_force, self.beta = self.force[self.watch.at], None
 
     # -- an empty margin set -------------------------------------------------------------------------------------------
 
     def needs_margin_vector(self) -> bool:
-        """Tell whether S is empty and the moving coefficients do not balance each other: then only b can move."""
+        """Tell whether S is empty and the moving coefficients do not balance each other, so that only b can move."""
         return abs(self.balance) > self.balanced_within and not len(self.margin)
 
     def shift_b(self) -> int:
-        """Move b alone until a sample that can balance the moving ones is at its margin; return its position, or -1."""
+        """Move b alone until a sample that can balance the moving ones reaches its margin. Returns its position, or -1."""
         s, margin = self.s, self.margin
         margin.compute_g()
         self.watch = w = margin.watch(True, np.flatnonzero(self.d))
@@ -199,7 +199,7 @@ class Walk:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def find_rates(self) -> bool:
-        """Find beta (10) and the rates gamma (12) of the watched g; False where R has become useless."""
+        """Find beta (10) and the rates gamma (12) of the watched g. Returns False if R has become useless."""
         margin, k = self.margin, self.margin.top
         refine = self.since_refined >= EVENTS_PER_REFINEMENT
         if self.beta is None or refine:
@@ -220,7 +220,7 @@ class Walk:
         return True
 
     def _invert(self) -> bool:
-        """Compute R from A, in which no rounding errors gather; False if that was done before in this walk."""
+        """Compute R from A, which gathers no rounding errors. Returns False if that was done before in this walk."""
         if self.inverted:
             return False
         self.margin.invert_A()
@@ -249,7 +249,7 @@ class Walk:
         return NextEvent(t_out, -1, 0.0, slot, up)
 
     def move(self, step: float) -> bool:
-        """Move everything by a step, or to p = 1 if that is nearer; True if it is."""
+        """Move everything by a step, or to p = 1 if that is nearer. Returns True if p = 1 was reached."""
         s, margin, k = self.s, self.margin, self.margin.top
         ended = not step < 1.0 - self.p
         t = 1.0 - self.p if ended else step
@@ -268,7 +268,7 @@ class Walk:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def enter(self, i: int, rate: float) -> bool:
-        """Let sample i, whose g is 0 and moves at this rate, enter S by (13); False if it lies in the span of S."""
+        """Let sample i, whose g is 0 and moves at this rate, enter S by (13). Returns False if it lies in the span of S."""
         s, margin = self.s, self.margin
         row = self.rows.row(i)
         beta_i, gamma_i, size = margin.beta_and_gamma(i, row)
@@ -296,7 +296,7 @@ class Walk:
         return True
 
     def leave(self, slot: int, to_error: bool) -> bool:
-        """Let the margin vector in this slot, which is at a bound, leave S by (14); False where R has become useless."""
+        """Let the margin vector in this slot, which is at a bound, leave S by (14). Returns False if R has become useless."""
         s, margin, w = self.s, self.margin, self.watch
         j, only = int(margin.at[slot]), len(margin) == 1
         R_k = margin.row_of_R(slot)
@@ -331,9 +331,9 @@ class Walk:
 def first_bound(
     a: Array, rate: Array, lower: Array, upper: Array, floor: Array | float, rise: Array | None = None
 ) -> tuple[float, int, bool]:  # (k,) each
-    """Return the step at which the first coefficient is at a bound, its index, and True if that is the upper bound.
+    """Return the step at which the first coefficient reaches a bound, its index, and True if that is the upper bound.
 
-    Rates up to ``floor`` count as zero. rise: rates of the upper bounds.
+    Rates up to ``floor`` count as zero. rise: the rates of the upper bounds.
     """
     if rise is None:
         speed = np.abs(rate)

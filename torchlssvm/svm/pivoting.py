@@ -1,4 +1,4 @@
-"""Block pivoting: many samples change sets at a time, from a guess of the three sets to the optimum."""
+"""Block pivoting: from a guess of the three sets to the optimum, with many samples changing sets at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_ROUNDS_WITHOUT_GAIN = 6
-"""Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
+"""If this many rounds in a row do not lower the number of moving samples, pivoting cycles and is given up."""
 
 
 def pivot(
     samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array, rest: Array | None = None
 ) -> float | None:  # (capacity,) each
-    """Solve from the sets ``side``. None if pivoting does not converge: samples and margin set are then undefined.
+    """Solve from the sets ``side``. Returns None if pivoting does not converge; samples and margin set are then undefined.
 
-    With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
-    goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
-    stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
-    coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
-    u = 0 take no part. rest: Q times the coefficients of E, where it is known.
+    With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). Then a coefficient outside its box
+    moves to the bound it passed, and a sample with g on the wrong side moves to S, until no sample moves. A sample in the span
+    of S stays at a bound, at first the one nearer to ``alpha``. For a copy of a margin vector, g is then 0 like theirs. For a
+    copy with the other label, its own coefficient cannot make g 0, and the sample moves to the other bound. Samples with u = 0
+    take no part. rest: Q times the coefficients of E, if known.
 
     Returns the sum of (sum_j |c_j| sqrt(K_jj))^2 over all sums of c_j Q_j: that were added to rest since it was computed from
-    the kernel: rest_i has gathered rounding errors of about EPS sqrt(K_ii) times the root of it.
+    the kernel. The rounding errors of rest_i are about EPS sqrt(K_ii) times the root of this sum.
     """
     s = samples
     taking_part = s.u > 0
@@ -85,9 +85,9 @@ def pivot(
 def _exchange(
     s: Samples, rows: KernelRows, margin: MarginSet, side: Array, bound: Array, held: Array, rest: Array
 ) -> tuple[Array, Array, Array]:
-    """Bring S to side == 0; returns which samples are in the span of S, the coefficients of E, and Q times those.
+    """Change S to side == 0. Returns which samples are in the span of S, the coefficients of E, and Q times these.
 
-    Samples in the span of S cannot enter: ``side`` is set to their bound.
+    Samples in the span of S cannot enter, so their ``side`` is set to their bound.
     """
     inside = np.zeros(s.capacity, dtype=bool)
     inside[margin.positions()] = True

@@ -1,4 +1,4 @@
-"""Report the progress of a long fit, by a bar or by calling a function."""
+"""Progress of a long fit, shown by a bar or passed to a function."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
-    """Return a function that takes the share done, between 0 and 1, or None if no progress is shown.
+    """Return a function that takes the completed share, between 0 and 1, or None if no progress is shown.
 
-    wanted: a function of the caller's; True for a bar by tqdm; None for one if tqdm is installed, stderr is a terminal and
-    the fit takes some seconds; False for nothing.
+    wanted: a function of the caller; True for a tqdm bar; None for a bar if tqdm is installed, stderr is a terminal and the
+    fit takes some seconds; False for no progress.
     """
     if callable(wanted) or wanted is False:
         yield wanted or None

@@ -1,4 +1,4 @@
-"""The vectors that the incremental SVM keeps of its samples, by position, in host memory."""
+"""The vectors that the incremental SVM stores for its samples, by position, in host memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Array = Any  # a NumPy array, float64 unless said otherwise
 VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
 """Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
 E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
-units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All are zero where a position is free, so
-that a free position changes no sum and no comparison."""
+units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All vectors are zero in free positions, so
+a free position changes no sum and no comparison."""
 
 
 def upper_bounds(y: Array, weight: Array, C: tuple[float, float]) -> Array:  # (n,), (n,) -> (n,)
@@ -32,9 +32,9 @@ class Batch(NamedTuple):
 
 
 class Samples:
-    """Vectors by position. A sample keeps its position for as long as it is held.
+    """Vectors by position. A sample keeps its position until it is removed.
 
-    Every vector is ``capacity`` long; ``ids`` holds -1 where a position is free.
+    Every vector is ``capacity`` long. ``ids`` holds -1 in free positions.
     """
 
     y: Array
@@ -60,12 +60,12 @@ class Samples:
             setattr(self, name, row)
 
     def has_both_classes(self) -> bool:
-        """Tell whether there are samples of either label with u > 0: without them every alpha is 0."""
+        """Tell whether each label has samples with u > 0. Otherwise, every alpha is 0."""
         y = self.y * (self.u > 0)
         return bool(y.max(initial=0.0) > 0.0 > y.min(initial=0.0))
 
     def grow(self, count: int) -> bool:
-        """Make room for this many more samples; True if the vectors became longer."""
+        """Make room for this many more samples. Returns True if the vectors became longer."""
         if self.n + count <= self.capacity:
             return False
         longer = 16 + self.n + count + (self.n + count) // 8
@@ -79,7 +79,7 @@ class Samples:
         return True
 
     def place(self, ids: Sequence[int], y: Array, weight: Array, u: Array) -> Array:  # (B,) each -> (B,) int64
-        """Give each new sample a free position; alpha is 0. There must be room."""
+        """Give each new sample a free position, with alpha = 0. There must be room."""
         at = np.array([self._free.pop() for _ in ids], dtype=np.int64)
         self.ids[at] = ids
         self.where.update(zip(ids, at.tolist(), strict=True))
@@ -97,7 +97,7 @@ class Samples:
         self.n -= len(at)
 
     def order(self) -> Array:  # -> (n,) int64
-        """Return the positions of the samples held, in the order of their ids."""
+        """Return the positions of all samples, in the order of their ids."""
         held = np.flatnonzero(self.ids >= 0)
         return held[np.argsort(self.ids[held])]
 

@@ -1,4 +1,4 @@
-"""The solver of the incremental SVM: it chooses a method for an operation and certifies its result, or solves robustly."""
+"""The solver of the incremental SVM: it chooses a method for each operation and certifies the result, or solves robustly."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
-"""New samples on the wrong side from which block pivoting is faster than one walk for all of them."""
+"""From this many new samples on the wrong side, block pivoting is faster than one walk for all of them."""
 MAX_SAMPLES_WALKED_FOR_C = 200
-"""Samples held up to which a change of C follows the path: pivoting is not faster there."""
+"""Up to this many samples, a change of C follows the path, because pivoting is not faster."""
 MAX_WALKS = 8
-"""Walks that learn samples which the walk before did not watch, before the robust method is used. One or two are usual."""
+"""Walks that learn samples missed by the walk before. After these, the robust method is used. One or two are usual."""
 MAX_DETERMINED_UNIT = 1e-3
-"""Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
+"""If the unit of rounding of g, which is of size 1, is above this, float64 does not determine alpha, and a warning is given."""
 MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 """Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
 CLEAR_SIDE_FACTOR = 16.0
-"""Where g_i is on its side by this multiple of its gathered rounding, the side is certain: that multiple of
-MAX_REST_ROUNDING_UNITS may gather then."""
+"""If g_i is on its side by this multiple of its gathered rounding, the side is certain. ``rest`` may then gather that multiple
+of MAX_REST_ROUNDING_UNITS."""
 AT_BOUND_SHARE = 1e-13
-"""Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
+"""If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
 START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
-"""Violations of (2) from which pivoting is tried, one after the other; the first only for few samples."""
+"""Violations of (2) from which pivoting is tried, one after the other. The first is used only for few samples."""
 MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
 TRADES_PER_SAMPLE = 5, 100
 """Trades for each sample after which an approximation ends: at first, and if that is not enough."""
 MAX_FEW_INSIDE = 512
-"""Coefficients inside their box up to which the robust method is faster than more trades."""
+"""Up to this many coefficients inside their box, the robust method is faster than more trades."""
 SMALLER_C_SHARE = 1 / 8
-"""Share of C for which sets are found first, where C times the kernel is large."""
+"""If C times the kernel is large, sets are first found for this share of C."""
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
@@ -64,7 +64,7 @@ class OptimalityCheck(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
+    """The state before an operation. :meth:`PathSolver.restore` restores it bit for bit."""
 
     vectors: Array  # (9, capacity)
     ids: Array  # (capacity,) int64
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
 
 
 class PathSolver:
-    """Samples, kernel rows, margin set and path of one machine; every operation ends certified, or changes nothing."""
+    """Samples, kernel rows, margin set and path of one machine. Every operation ends certified, or changes nothing."""
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.samples = Samples()
@@ -92,7 +92,7 @@ class PathSolver:
     # -- adding and removing -------------------------------------------------------------------------------------------
 
     def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
-        """Add samples under these ids, and remove those in positions ``leaving``."""
+        """Add samples under these ids, and remove the samples in positions ``leaving``."""
         self.begin_change(batch, ids, leaving, method)
         if len(leaving):
             self.erase(leaving)
@@ -100,7 +100,7 @@ class PathSolver:
     def begin_change(
         self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto"
     ) -> Callable[[], None]:
-        """Solve with new samples under these ids, and without those in positions ``leaving``, which are to be erased next.
+        """Solve with new samples under these ids and without the samples in positions ``leaving``, which are erased next.
 
         Returns a function that undoes the change. Call it only before the leaving samples are erased.
         """
@@ -122,7 +122,7 @@ class PathSolver:
         return functools.partial(self.restore, before)
 
     def place(self, batch: Batch, ids: list[int]) -> Array:  # -> (B,)
-        """Give new samples positions, with their rows and labels; alpha is 0."""
+        """Give new samples positions, with their rows and labels, and alpha = 0."""
         s = self.samples
         order = s.order() if self.rows.kernel is None else NO_POSITIONS
         if s.grow(len(ids)):
@@ -144,9 +144,10 @@ class PathSolver:
             self.margin.a[0] = 0.0
 
     def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
-        """Solve with new samples, and without those that are leaving, which keep their positions.
+        """Solve with new samples and without the leaving ones, which keep their positions.
 
-        Few samples follow the path, more are pivoted, many are solved from scratch. If that fails, the state is not restored.
+        Few samples follow the path, more samples are pivoted, and many are solved from scratch. A failure does not restore the
+        state.
         """
         s = self.samples
         s.u[leaving] = 0.0
@@ -193,7 +194,7 @@ class PathSolver:
         self.last_method = "path"
 
     def _prepare_new(self, new: Array) -> Array:  # (B,) -> (k,)
-        """Compute rest, g and the entries of QS for new samples with alpha = 0; returns those on the wrong side."""
+        """Compute rest, g and the entries of QS for new samples with alpha = 0. Returns the samples on the wrong side."""
         s = self.samples
         outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
@@ -238,9 +239,9 @@ class PathSolver:
         self._solve(start, side)
 
     def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
-        """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
+        """Pivot from the sets ``side`` if given, then from the sets of an approximate optimum, and at last solve robustly.
 
-        start: alpha in its box, with y^T alpha = 0. rest: that of the sets ``side``, where it is known.
+        start: alpha in its box, with y^T alpha = 0. rest: the ``rest`` of the sets ``side``, if known.
         """
         self.last_method = "pivot"
         if side is not None and self._pivot(side, start, rest):
@@ -250,10 +251,10 @@ class PathSolver:
             self._solve_robustly(alpha)
 
     def _solve_in_bulk(self, start: Array) -> Array | None:  # (capacity,)
-        """Pivot from the sets of an approximate optimum; returns None if that solves, else coefficients near the optimum.
+        """Pivot from the sets of an approximate optimum. Returns None if solved, otherwise coefficients near the optimum.
 
-        Few trades suffice, unless C times the kernel is large. If few coefficients are then inside their box, the sets hardly
-        depend on C, and those of a smaller C are found first. Else more trades are made.
+        A few trades are enough, unless C times the kernel is large. If few coefficients are then inside their box, the sets
+        hardly depend on C, so the sets of a smaller C are found first. Otherwise more trades are made.
         """
         s = self.samples
         self.last_method, alpha, u = "solve", start, s.u.copy()
@@ -271,7 +272,7 @@ class PathSolver:
         return alpha
 
     def _solve_by_smaller_C(self, start: Array) -> Array | None:  # (capacity,)
-        """Solve with a part of C, then with C from the sets found; returns what :meth:`_solve_in_bulk` does."""
+        """Solve with a part of C, then with C from the sets found. Returns the same as :meth:`_solve_in_bulk`."""
         s, u = self.samples, self.samples.u.copy()
         s.u[:] = u * SMALLER_C_SHARE
         near = self._solve_in_bulk(start * SMALLER_C_SHARE)
@@ -297,7 +298,7 @@ class PathSolver:
         return self.check_optimality().holds
 
     def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """Use the active-set method, from one start after the other: alpha, an approximate optimum, 0, the last end."""
+        """Run the active-set method from one start after another: alpha, an approximate optimum, 0, the last end."""
         s = self.samples
         found, zero = None, np.zeros(s.capacity)
         for b, start in (
@@ -327,7 +328,7 @@ class PathSolver:
         return OptimalityCheck(NO_POSITIONS, False, np.inf)
 
     def _rebalance(self) -> None:
-        """Add sum y alpha, where it is more than rounding, to the margin vector of the smallest K_ii that has room for it."""
+        """Add sum y alpha, if it exceeds rounding, to the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
         slots, excess = margin.slots(), float(s.y @ s.alpha)
         if abs(excess) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
@@ -367,7 +368,7 @@ class PathSolver:
         return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
     def rounding_bound(self) -> float:
-        """Return the largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), of the samples i held."""
+        """Return the largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), of all samples i."""
         s = self.samples
         held = np.flatnonzero(s.ids >= 0)
         return EPS * float(self.rows.absolute_products(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
@@ -375,7 +376,7 @@ class PathSolver:
     # -- exact ends ----------------------------------------------------------------------------------------------------
 
     def _correct(self) -> None:
-        """Take a Newton step on S and compute every g; where no margin vector fixes b, centre b in its interval."""
+        """Take a Newton step on S and compute every g. If no margin vector fixes b, centre b in its interval."""
         margin = self.margin
         if len(margin) and not self._newton_step():
             self._empty_margin_set_at_bounds()
@@ -384,9 +385,9 @@ class PathSolver:
             self._centre_b()
 
     def _newton_step(self) -> bool:
-        """Take a Newton step on S with the residuals of (2) and (3), if it stays in the box; write alpha and every g.
+        """Take a Newton step on S with the residuals of (2) and (3) if it stays in the box, and write alpha and every g.
 
-        Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. There must be a margin vector.
+        Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. S must have a margin vector.
         """
         s, margin = self.samples, self.margin
         k = margin.top
@@ -405,7 +406,7 @@ class PathSolver:
         return bool((margin.used[1:k] * np.minimum(a, upper - a)[1:] > AT_BOUND_SHARE * upper[1:]).any())
 
     def _empty_margin_set_at_bounds(self) -> None:
-        """Move all of S to E and R if every margin vector is at a bound, to rounding: then no margin vector fixes b."""
+        """Move all of S to E and R if every margin vector is at a bound, to rounding, since no margin vector then fixes b."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
         a, u = margin.a[slots], margin.upper[slots]
@@ -458,8 +459,8 @@ class PathSolver:
         s, path = self.samples, self.path
         events, roundings = 1.0 + path.events - self._counted_events, path.roundings
         self._counted_events, path.roundings = path.events, 0.0
-        # Each event rounds rest_i once, and the product that is added to it once. Errors add up like the square root of their
-        # number. Coefficients that were large at some time have left large errors.
+        # Each event rounds rest_i once, and the product that is added to it once. Errors grow like the square root of the
+        # number of events. Coefficients that were large at some time have left large errors.
         s.rounding += events * (s.rest * s.rest + self._rest_before * self._rest_before) + roundings * s.root * s.root
         rounded = self.rounded_positions()
         if not len(rounded):
@@ -512,7 +513,7 @@ class PathSolver:
                 self._solve(balanced(s.alpha * factor, u, s.y), *sets)
 
     def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
-        """Change the upper bounds along the path and report its events; False, and nothing changed, if that fails."""
+        """Change the upper bounds along the path and report its events. Returns False, and changes nothing, if that fails."""
         path, before, followed = self.path, self.snapshot(), False
         old, path.callback = path.callback, callback
         try:
@@ -527,7 +528,7 @@ class PathSolver:
         return followed
 
     def _solve_from_present_sets(self) -> None:
-        """Solve again, starting from the present sets; the rest of the state may be wrong."""
+        """Solve again, starting from the present sets. The rest of the state may be wrong."""
         if self.samples.has_both_classes():
             start = self._feasible_alpha()
             self.margin.clear(b=self.margin.b)
@@ -546,7 +547,7 @@ class PathSolver:
                 self._solve_from_present_sets()
 
     def resume(self, margin: Array, b: float) -> None:  # (s,) positions
-        """Continue from saved coefficients and sets; if they do not pass the certificate, solve starting from these sets."""
+        """Continue from saved coefficients and sets. If they do not pass the certificate, solve starting from these sets."""
         s = self.samples
         self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
         self._recompute_rest()
@@ -570,7 +571,7 @@ class PathSolver:
 
     @contextmanager
     def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[Snapshot]:  # (B,)
-        """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
+        """Restore everything if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
         before.vectors[:, new], before.ids[new] = 0.0, -1
         try:
@@ -580,7 +581,7 @@ class PathSolver:
             raise
 
     def snapshot(self, with_R: bool = False) -> Snapshot:
-        """Copy the state. with_R: with the arrays of the margin set, so that nothing need be computed to restore it."""
+        """Copy the state. with_R: copy the arrays of the margin set too, so that restoring computes nothing."""
         s, margin, path = self.samples, self.margin, self.path
         slots, vectors = margin.slots(), s.vectors.copy()
         self._rest_before = vectors[VECTOR_NAMES.index("rest")]
@@ -589,7 +590,7 @@ class PathSolver:
         return Snapshot(vectors, s.ids.copy(), margin.at[slots], margin.a[slots], margin.b, counters, state)
 
     def restore(self, before: Snapshot) -> None:
-        """Put the state back, bit for bit; R is computed again unless it is in the snapshot."""
+        """Restore the state, bit for bit. R is computed again unless it is in the snapshot."""
         s, n = self.samples, len(before.ids)
         ids = np.concatenate([before.ids, np.full(s.capacity - n, -1)])
         new = np.flatnonzero(s.ids != ids)

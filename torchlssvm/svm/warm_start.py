@@ -1,7 +1,8 @@
-"""Coefficients near the optimum for many samples at once: trades of two at a time, on working sets, from few samples to all.
+"""Coefficients near the optimum for many samples at once, by trades between two coefficients in working sets.
 
-A machine that learns every second sample with 2 C is, but for chance, the machine that learns all with C: each level of a
-ladder starts from the level below it. Most samples then begin at the bound where they end.
+The solver climbs a ladder from few samples to all. A machine that learns every second sample with 2 C is, up to chance, the
+machine that learns all samples with C. So each level starts from the solution of the level below, and most samples begin at the
+bound where they end.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_SAMPLES_WHOLE_MATRIX = 1024
-"""Samples up to which their whole kernel matrix is computed: 8 MiB."""
+"""Up to this many samples, the whole kernel matrix is computed: 8 MiB."""
 WORKING_SET_SIZE = 256
-"""Samples between which trades are made at a time: their kernel rows come from one matrix product."""
+"""Samples among which trades are made at a time. One matrix product computes their kernel rows."""
 
 
 def approximate_optimum(
@@ -30,13 +31,13 @@ def approximate_optimum(
 ) -> tuple[Array, bool]:  # (capacity,) -> (capacity,)
     """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha; False if trades ran out.
 
-    violation: of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at 1e-3.
-    trades: for each sample, after which the approximation ends.
+    violation: the violation of (2) that the result may have, in units of g, if C K_ii is 1 or more; SVC stops at 1e-3.
+    trades: the number of trades, for each sample, after which the approximation ends.
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    # where the bounds are small, f differs little between samples
+    # If the bounds are small, f differs little between samples.
     tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
     if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at], trades)
@@ -64,7 +65,7 @@ def approximate_optimum(
 
 
 class Level:
-    """Some of the samples, with bounds u of their own. F_i = y_i - sum_j K_ij y_j alpha_j: b if sample i is on its margin."""
+    """Some of the samples, with their own bounds u. F_i = y_i - sum_j K_ij y_j alpha_j is b if sample i is on its margin."""
 
     def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array, trades: int):  # (n,) positions, (n,)
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
@@ -74,7 +75,7 @@ class Level:
         self.trades_left = trades * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
+        """Compute K between these samples and all of the level, or ``columns``, in single precision if that is enough."""
         if self.factors is not None:
             left, right = self.factors
             K = left[these] @ (right if columns is None else right[:, columns])
@@ -96,7 +97,7 @@ class Level:
         return F
 
     def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
-        """Return coefficients and F to start from, given those of a level with the first k of these samples."""
+        """Return coefficients and F to start from, given those of a level with the first k samples of this level."""
         n, k = len(self.at), len(alpha)
         start = np.zeros(n)
         if not alpha.any():
@@ -119,10 +120,10 @@ class Level:
     def solve(
         self, alpha: Array, F: Array, tolerance: float, report: Callable[[float], None] | None = None
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
-        """Trade in one working set after the other until the largest violation is ``tolerance``; returns alpha and F.
+        """Trade in one working set after another until the largest violation is ``tolerance``; returns alpha and F.
 
-        Once most samples are at a bound and far from leaving it, the others are solved on their own, with shorter rows.
-        report: called with the share done of the whole ladder, of which this level is the last.
+        Once most samples are at a bound and far from leaving it, the other samples are solved separately, with shorter rows.
+        report: called with the completed share of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
         if n <= MAX_SAMPLES_WHOLE_MATRIX:
@@ -186,7 +187,7 @@ def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
 
 
 class KeptRows:
-    """Kernel rows of one level in single precision; the ones used last are kept."""
+    """Kernel rows of one level in single precision. The most recently used rows are kept."""
 
     def __init__(self, n: int, cache_bytes: int):
         count = min(n, max(WORKING_SET_SIZE, cache_bytes // (4 * n)))
@@ -195,7 +196,7 @@ class KeptRows:
         self.used, self.clock = np.zeros(count, dtype=np.int64), 0
 
     def find(self, W: Array, kernel: Callable[[Array], Array]) -> Array:  # (k,) -> (k,)
-        """Return the numbers of the rows of these samples, computing those that are not kept."""
+        """Return the numbers of the rows of these samples, and compute the rows that are not kept."""
         self.clock += 1
         at = self.row_of[W]
         self.used[at[at >= 0]] = self.clock
@@ -229,9 +230,9 @@ def trade(
 ) -> int:
     """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
-    F_i is what b would have to be for sample i to lie on its margin. At the optimum no sample whose y alpha may rise has a
-    larger F than one whose y alpha may fall. As long as there are such, by more than ``tolerance``, i with the largest F, and j
-    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same
+    F_i is the value of b that would put sample i on its margin. At the optimum, no sample whose y alpha may rise has a larger F
+    than a sample whose y alpha may fall. While some pair violates this by more than ``tolerance``, i with the largest F and j
+    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij) trade: y_i alpha_i rises and y_j alpha_j falls by the same
     amount, to the optimum along that line or to the first bound. Returns the number of trades.
 
     Example:
@@ -267,7 +268,7 @@ def trade(
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)
-    """Return alpha with y^T alpha = 0 in its box: coefficients of the heavier class are scaled down, the free ones first."""
+    """Return alpha in its box with y^T alpha = 0. Coefficients of the heavier class are scaled down, the free ones first."""
     excess = float(y @ alpha)
     heavy = y * excess > 0
     for giving in (heavy & (alpha < u), heavy):
