@@ -318,3 +318,14 @@ def test_a_hash_is_of_the_numbers_not_of_their_dtype() -> None:
     assert hash_samples(x, y) == hash_samples(x.double(), y.double())
     assert hash_samples(half, y) == hash_samples(half.float(), y)
     assert len({*hash_samples(x, y), *hash_samples(x, y + 1), *hash_samples(x.double() + 1e-12, y)}) == 15
+
+
+def test_a_file_that_was_replaced_by_a_longer_one_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(line(Remove(ids=["a"])))
+    source = FileSource(path)
+    assert len(source.read(10)) == 1
+    path.rename(tmp_path / "events.jsonl.1")
+    path.write_text("".join(line(Remove(ids=[name])) for name in ("b", "c", "d")))
+    assert source.cursor < path.stat().st_size
+    assert [item.event.ids for item in source.read(10) if item.event] == [("b",), ("c",), ("d",)]
