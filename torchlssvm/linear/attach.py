@@ -408,13 +408,10 @@ class AttachedClassifier(nn.Module):
                 f"images must be a tensor (B, ...), got a list of {inner}: make tensors of them first, e.g. "
                 "torch.stack([transform(image) for image in images]) with the transform of the network's weights"
             )
-        if isinstance(images, np.ndarray) or hasattr(images, "convert"):  # an array, or a picture of PIL
-            what = (
-                "array: use torch.from_numpy(images)"
-                if isinstance(images, np.ndarray)
-                else "picture: use transform(image)[None]"
-            )
-            raise ValueError(f"images must be a tensor (B, ...), got an {what}".replace("an picture", "a picture"))
+        if isinstance(images, np.ndarray):
+            raise ValueError("images must be a tensor (B, ...), got an array: use torch.from_numpy(images)")
+        if hasattr(images, "convert"):
+            raise ValueError("images must be a tensor (B, ...), got a picture of PIL: use transform(image)[None]")
         bytes_in = isinstance(images, Tensor) and images.dtype == torch.uint8
         if bytes_in and any(p.is_floating_point() for p in self.backbone.parameters()):
             raise ValueError(

@@ -52,10 +52,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     """
     parts: list[Any] = [None] * 4
     if isinstance(batch, Mapping):
-        parts = [next((batch[n] for n in usual if n in batch), None) for usual in check_names(names).values()]
-        if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that belong to no other part
-            taken = {n for part, usual in check_names(names).items() if part != "x" for n in usual}
-            parts[0] = {n: v for n, v in batch.items() if isinstance(v, Tensor) and n not in taken}
+        parts = _parts_of_dict(batch, names)
     elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
         parts = [*batch, None, None][:4]
     x, y, ids, subjects = parts
@@ -82,6 +79,16 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     elif subjects is not None:
         owners = [None if _is_missing(s) else _text(s, "subjects") for s in _values(subjects, "subjects")]
     return TrainingBatch(x, y, None if ids is None else [_text(i, "ids") for i in _values(ids, "ids")], owners)
+
+
+def _parts_of_dict(batch: Mapping[str, Any], names: Mapping[str, str] | None = None) -> list[Any]:
+    """Inputs, labels, ids and subjects of a dict, None for each missing part."""
+    usual = check_names(names)
+    parts = [next((batch[name] for name in known if name in batch), None) for known in usual.values()]
+    if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that belong to no other part
+        taken = {name for part, known in usual.items() if part != "x" for name in known}
+        parts[0] = {name: value for name, value in batch.items() if isinstance(value, Tensor) and name not in taken}
+    return parts
 
 
 def _values(part: Any, name: str) -> list[Any]:
@@ -139,13 +146,12 @@ def is_loader(inputs: Any) -> bool:
 def inputs_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[Any]:
     """Inputs of the batches of a loader on a device. Batches may have labels, which are ignored, or be inputs alone."""
     for batch in with_progress_bar(loader, what) if progress else loader:
-        labelled = isinstance(batch, list | tuple) and not is_texts(batch)
-        x: Any = batch[0] if labelled and batch else batch
-        if isinstance(batch, Mapping) and "input_ids" not in batch:
-            x = next((batch[name] for name in FIELD_NAMES["x"] if name in batch), batch)
-        elif isinstance(batch, Mapping):
-            taken = {name for part in ("y", "ids", "subjects") for name in FIELD_NAMES[part]}
-            x = {name: value for name, value in batch.items() if isinstance(value, Tensor) and name not in taken}
+        x: Any = batch
+        if isinstance(batch, Mapping):
+            x = _parts_of_dict(batch)[0]
+            x = batch if x is None else x
+        elif isinstance(batch, list | tuple) and batch and not is_texts(batch):
+            x = batch[0]
         yield to_device(x, device)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +12,6 @@ from torch import Tensor
 
 NUMPY_FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
-
-
-@contextmanager
-def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Restore an estimator's attributes after an error or an interruption."""
-    before = dict(estimator.__dict__)
-    try:
-        yield
-    except BaseException:
-        estimator.__dict__.clear()
-        estimator.__dict__.update(before)
-        raise
 
 
 class Classifier(ClassifierMixin):

@@ -16,10 +16,11 @@ from torch import Tensor
 from torchlssvm.analysis.label_errors import LabelErrors, find_label_errors, from_scores
 from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional import checks
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.linear.discriminant_rule import RULES, choose_rule, has_open_rule
-from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unchanged_on_error
+from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
 
 MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
@@ -77,7 +78,7 @@ class LinearEstimator(BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch, and solve. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
-        with unchanged_on_error(self):
+        with all_or_nothing(self):
             X, y = self._check(X, y, True)
             weight = self._check_weight(sample_weight, X)
             outputs = self._start_outputs(y, weight)
@@ -90,7 +91,7 @@ class LinearEstimator(BaseEstimator):
 
     def _learn_more(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
         """Learn more samples, all or none. classes: of a classifier, all classes that will ever occur."""
-        with unchanged_on_error(self):
+        with all_or_nothing(self):
             first = not hasattr(self, "head_")
             X, y = self._check(X, y, first)
             weight = self._check_weight(sample_weight, X)
