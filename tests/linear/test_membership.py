@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
 from torchlssvm.distributed import Delta, merge
-from torchlssvm.functional.sample_identity import key_factors, products, row_words, secret_vectors
+from torchlssvm.functional.gram import exact_products
+from torchlssvm.functional.sample_identity import key_factors, row_words, secret_vectors
 from torchlssvm.linear.membership import RowList
 
 J, K, N = 40, 3, 120
@@ -262,7 +263,7 @@ def test_products_are_exact() -> None:
         vectors = secret_vectors(b"k" * 32, width)
         vectors[0] = 2**16  # at worst
         exact = [[sum(int(a) * int(b) for a, b in zip(r, v, strict=True)) for v in vectors] for r in rows]
-        assert products(rows, vectors).tolist() == exact
+        assert exact_products(rows, vectors).tolist() == exact
 
 
 def test_vectors_of_wider_rows_begin_alike() -> None:

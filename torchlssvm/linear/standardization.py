@@ -50,9 +50,10 @@ class Standardization(NamedTuple):
         return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
-def standardization(stats: Statistics) -> Standardization:
-    """Standardization of the samples held, for statistics whose ``scale`` asks for it."""
-    assert stats.accumulator is not None
+def standardization(stats: Statistics) -> Standardization | None:
+    """Standardization of the samples held; None without samples, or if ``scale`` does not ask for it."""
+    if stats.scale is None or stats.empty:
+        return None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
     weight = n.to(torch.float64)
