@@ -83,6 +83,13 @@ class Centre(NamedTuple):
     rest: Tensor
     n: Tensor
 
+    @classmethod
+    def of(cls, m: Tensor, n: Tensor) -> Centre:
+        """The centre of samples with the sum m (J,) and the number n, integers on a grid: exact."""
+        weight = n.to(torch.float64)
+        c = (m.to(torch.float64) / weight).round().to(m.dtype)
+        return cls(c, (m - n * c).to(torch.float64), weight)
+
     @property
     def mean(self) -> Tensor:
         """c + rest / n, float64 (J,)."""
