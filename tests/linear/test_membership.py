@@ -71,18 +71,6 @@ def test_the_message_names_the_row_and_the_label() -> None:
         head().add(X, Y).remove(X[:1], Y[:1], weight=[3])
 
 
-def test_a_valid_removal_before_a_refused_one_stays() -> None:
-    """No later read undoes what was acknowledged."""
-    h = head(rho=0.01).add(X, Y)
-    _ = h.w
-    h.remove(X[:3], Y[:3]).add(X[:1] / 2, Y[:1])
-    with pytest.raises(RemovalError):
-        h.remove(torch.full((1, J), 3.9), Y[:1])
-    h.predict(X)
-    expected = head().add(X[3:], Y[3:]).add(X[:1] / 2, Y[:1])
-    assert h.digest() == expected.digest()
-
-
 def test_weights_add_up() -> None:
     h = head().add(X[:4], Y[:4], weight=[1, 2, 3, 4]).add(X[:4], Y[:4])
     h.remove(X[:4], Y[:4], weight=[2, 3, 1, 5])

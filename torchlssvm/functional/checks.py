@@ -36,6 +36,8 @@ def not_finite(t: Tensor) -> bool:
 
 def to_host(*tensors: Tensor) -> list[list[float]]:
     """The values of small tensors as Python floats, in one device synchronization."""
+    if all(t.device.type == "cpu" for t in tensors):
+        return [t.reshape(-1).tolist() for t in tensors]  # tensors inside a torch.func transform have no numpy array
     return [array.reshape(-1).tolist() for array in read(*tensors)]
 
 
