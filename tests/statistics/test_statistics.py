@@ -211,7 +211,7 @@ def test_values_statistics():
 
 @pytest.mark.parametrize("outlier", [None, 8.0, 900.0])
 def test_many_rows_at_once_sum_as_few_do(outlier):
-    """Large batches are bounded as a whole, or row by row where one row is far out: the sums are the same."""
+    """A large batch, also with a row that is far out, has the sums of its parts."""
     x, y = samples(6000)
     if outlier:
         x[1234, 2] = outlier

@@ -127,9 +127,8 @@ class Accumulator:
         if exact and device.type not in ("cpu", "meta"):
             require_exact_products(device)
         self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
-        self.chunk = max(
-            PRODUCT_ROWS, 2**17 // (J + R)
-        )  # rows of a product of many; 1 MB of float64 stays in the cache
+        # 2**17: numbers of the rows of one product among many; 1 MB of float64 stays in the cache
+        self.chunk = max(PRODUCT_ROWS, 2**17 // (J + R))
         self.sums: dict[int, Tensor] = {}
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
