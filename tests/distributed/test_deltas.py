@@ -118,21 +118,6 @@ def test_all_or_none():
             assert torch.equal(start.refresh().w, batch([*range(50, 60), *range(9)]).refresh().w)
 
 
-@pytest.mark.parametrize("how", ["count", "diagonal", "definite", "nothing left"])
-def test_removals_that_cannot_be(how):
-    master = batch(range(9))
-    rows = {
-        "count": (X[:3].repeat(4, 1), Y[:3].repeat(4)),
-        "diagonal": (torch.full((1, J), 15.0), Y[:1]),
-        "definite": (X[:1] + 0.25, Y[:1]),
-        "nothing left": (X[[0, 3, 6, 1, 4, 7, 2, 5, 8]] * 0.5, Y[[0, 3, 6, 1, 4, 7, 2, 5, 8]]),
-    }[how]
-    before = master.digest()
-    with pytest.raises(RemovalError):
-        merge(master, Delta.like(master).remove(*rows))
-    assert master.digest() == before
-
-
 def test_files_hold_sums_only_and_damage_is_found(tmp_path):
     delta = Delta.like(head(), fingerprint="f").add(X[:40].double(), Y[:40], ids=range(40))
     assert len(delta.weights) == len(delta.rows) == 40
@@ -289,16 +274,6 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, stage):
     Delta.take(node).save(tmp_path / "d.pt")
     assert Delta.take(node).statistics.empty
     assert merge(master, Delta.load(tmp_path / "d.pt")).digest() == node.digest()
-
-
-def test_a_delta_that_is_dropped_loses_nothing():
-    node, master = batch(range(20)), head()
-    Delta.take(node)
-    assert taken_again(node, master)
-    node.add(X[30:40], Y[30:40])
-    Delta.take(node)
-    assert taken_again(node, master)
-    assert Delta.take(node).statistics.empty
 
 
 def test_changes_after_a_take_stay_pending(tmp_path):
@@ -466,12 +441,3 @@ def test_what_cannot_be_certified_stays_so(tmp_path):
     relayed = merge(batch(range(60)), Delta.take(master))
     assert relayed.uncertifiable == node.uncertifiable
     assert merge(head(), Delta.take(batch(range(60)))).uncertifiable is None
-
-
-def test_a_delta_by_way_of_another_node_counts_once():
-    first = Delta.like(head()).add(X[:9], Y[:9])
-    relay = merge(head(), first).add(X[20:25], Y[20:25])
-    master = merge(head(), first)
-    with pytest.raises(ValueError, match="merged already"):
-        merge(master, Delta.take(relay))
-    assert master.n == 9

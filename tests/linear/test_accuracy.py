@@ -158,15 +158,6 @@ def test_means_far_from_zero_cost_nothing():
     assert relative(head.w, w) < 1e-9
 
 
-def test_what_the_grid_costs():
-    """20 bits against ungridded features: scores move by about 1e-5, predictions by none here."""
-    x, y, rho = breast_cancer()
-    gridded = LSSVMHead(30, 2, rho=rho).add(x, y)
-    plain = LSSVMHead(30, 2, rho=rho, grid=None).add(x, y)
-    assert float((gridded(x) - plain(x)).abs().max()) < 3e-5
-    assert torch.equal(gridded.predict(x), plain.predict(x))
-
-
 def test_fewer_samples_than_features_and_a_small_rho_is_told() -> None:
     x, y = torch.randn(50, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(50) % 2
     x[:, 7] = 0.0  # a dead feature loses no digits

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, MarginHead, NumericalWarning, RemovalError
+from torchlssvm import LSSVMHead, MarginHead, NumericalWarning, RemovalError
 
 X = torch.randn(90, 20, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(90) % 3
@@ -54,22 +54,6 @@ def test_an_emptied_head_keeps_no_rho(kind: str, way: str) -> None:
     assert head.rho == never.rho
 
 
-def test_active_sets_do_not_depend_on_the_history() -> None:
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(300) % 3
-    x = torch.randn(300, 64, generator=generator)
-    x[:, :3] += 2 * torch.nn.functional.one_hot(y, 3)
-    fresh, head = (MarginHead(64, 3, grid=128.0, rho=300.0).add(x, y) for _ in range(2))
-    truth = fresh.active(x, y)
-    _ = head.w
-    for _ in range(60):
-        guest, label = torch.randn(1, 64, generator=generator), torch.randint(0, 3, (1,), generator=generator)
-        _ = head.add(guest, label).w
-        head.remove(guest, label)
-        assert torch.equal(head.active(x, y), truth)
-        assert torch.allclose(head.w, fresh.w, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("scale", [None, "std"])
 @pytest.mark.parametrize("make", [LSSVMHead, MarginHead])
 def test_an_automatic_grid_that_is_too_coarse_says_so(scale: str | None, make: Any) -> None:
@@ -79,26 +63,6 @@ def test_an_automatic_grid_that_is_too_coarse_says_so(scale: str | None, make: A
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(20, 3, scale=scale, rho=1.0).add(X, Y)
-
-
-@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 0.5])])
-def test_leave_one_out_of_the_discriminant_is_that_of_a_retrained_head(weights: torch.Tensor | None) -> None:
-    y = torch.cat([torch.arange(3), torch.randint(0, 2, (37,), generator=torch.Generator().manual_seed(3))])
-    x = FixedPoint(32.0).snap(X[:40].double())
-    make = lambda: LSSVMHead(20, 3, rule="lda", rho=1.0, grid=32.0, class_weight=weights)  # noqa: E731
-    head = make().add(x, y)
-    scores = head.leave_one_out(x, y)
-    groups = torch.arange(40) // 4
-    grouped = head.leave_one_out(x, y, groups=groups)
-    for i in range(40):
-        if i == 2:
-            continue  # the only sample of its class
-        rest = torch.arange(40) != i
-        assert torch.allclose(scores[i], make().add(x[rest], y[rest])(x[i : i + 1])[0], rtol=0, atol=1e-8)
-        rest = groups != groups[i]
-        if i >= 4:
-            expected = make().add(x[rest], y[rest])(x[i : i + 1])[0]
-            assert torch.allclose(grouped[i], expected, rtol=0, atol=1e-8)
 
 
 def test_leave_one_out_of_the_discriminant_warns_of_a_small_rho() -> None:

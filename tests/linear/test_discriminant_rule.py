@@ -81,14 +81,13 @@ def test_merges_relabels_saves_and_grows(samples):
 @pytest.mark.parametrize("class_weight", [None, "balanced", torch.arange(1, K + 1).double()])
 @pytest.mark.parametrize("scale", [None, "std"])
 def test_leave_one_out_is_that_of_heads_without_the_sample(samples, class_weight, scale):
-    x, y = samples
-    head = make(class_weight=class_weight, scale=scale).add(x, y)
-    ours = torch.softmax(head.leave_one_out(x, y), 1)
-    groups = torch.arange(N) // 5
-    grouped = torch.softmax(head.leave_one_out(x, y, groups=groups), 1)
+    (x, y), weight, groups = samples, 1 + torch.arange(N) % 3, torch.arange(N) // 5
+    head = make(class_weight=class_weight, scale=scale).add(x, y, weight)
+    ours = torch.softmax(head.leave_one_out(x, y, weight), 1)
+    grouped = torch.softmax(head.leave_one_out(x, y, weight, groups), 1)
     for i in (0, 17, N - 1):
         for scores, keep in ((ours, torch.arange(N) != i), (grouped, groups != groups[i])):
-            rest = make(class_weight=class_weight, scale=scale).add(x[keep], y[keep])
+            rest = make(class_weight=class_weight, scale=scale).add(x[keep], y[keep], weight[keep])
             # The scale is held fixed, with the sample's share of about 1/n in it.
             tolerance = 0.05 if scale else 1e-8
             torch.testing.assert_close(scores[i], torch.softmax(rest(x[i : i + 1]), 1)[0], rtol=0, atol=tolerance)
@@ -120,6 +119,7 @@ def test_classes_with_one_sample_or_none():
     x, y = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     y[0] = 2
     head = LSSVMHead(2, 4, rule="lda").add(x, y)
+    assert head.leave_one_out(x, y)[0, :3].argmin() == 2  # without its only sample
     assert head.calibrate(x, y).predict_proba(x).isfinite().all()
     assert head.calibrate(x, y, groups=y).predict_proba(x).isfinite().all()
     alone = LSSVMHead(2, 3, rule="lda", rho=1.0).add(x[:6], torch.ones(6, dtype=torch.long))

@@ -1,20 +1,16 @@
-"""State that survives what PyTorch does to modules: DDP, autocast, inference mode, gradients, odd inputs."""
+"""State that survives what PyTorch does to modules: overwritten buffers, autocast, inference mode, gradients, odd inputs."""
 
 from __future__ import annotations
 
 import copy
-import datetime
 import operator
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from torchlssvm import FixedPoint, LSSVMHead
 
@@ -99,31 +95,6 @@ def test_overwritten_buffers_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
-def test_what_began_in_inference_mode_goes_on_outside(form: str, read: bool, dense: Callable[..., Any]) -> None:
-    with torch.inference_mode():
-        x, y = numbers()  # inference tensors themselves
-        head = make(form).add(x[:40], y[:40])
-        if read:
-            head(x)
-            _ = head.w, head.b, head.C, head.P, dict(head.named_buffers()), head.state_dict()
-        head.add(x[40:44], y[40:44])
-        head.remove(x[:2], y[:2])
-        head.relabel(x[2:3], y[2:3], y[2:3])
-    head.add(x[44:50], y[44:50])
-    head.remove(x[2:4], y[2:4])
-    assert_true(head, form, list(range(4, 50)), dense)
-    with torch.inference_mode():
-        head.add(x[50:N], y[50:N])
-        scores = head(x)
-    assert torch.equal(head(x), scores)
-    assert_true(head, form, list(range(4, N)), dense)
-    assert not any(
-        t.is_inference() for t in (head.w, head.b, head.C, head.P, *head.state_dict().values(), *head.buffers())
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_weights_computed_in_inference_mode_can_be_differentiated_through(form: str) -> None:
     head, (x, _) = learn(form), numbers()
     with torch.inference_mode():
@@ -183,9 +154,6 @@ def test_global_settings_change_no_bit(form: str, setting: str, request: pytest.
     assert_same(whole_life(form), before)
 
 
-# -- DistributedDataParallel -----------------------------------------------------------------------------------------------
-
-
 class Through(nn.Module):
     """A layer that learns by gradient, and a head that does not."""
 
@@ -197,49 +165,6 @@ class Through(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer(x))
-
-
-def forward_worker(rank: int, file: str, forms: list[str]) -> None:
-    torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=timeout)
-    try:
-        for form in forms:
-            check_rank(rank, form)
-    finally:
-        dist.destroy_process_group()
-
-
-def check_rank(rank: int, form: str) -> None:
-    x, y = numbers()
-    rows = slice(0, 50) if rank == 0 else slice(50, N)
-    head, alone = make(form).add(x[rows], y[rows]), make(form).add(x[rows], y[rows])
-    digest, held = alone.digest(), alone.n
-    module = DistributedDataParallel(Through(head))
-    for _ in range(3):
-        features = module.module.layer(x).detach()
-        out = module(x)  # copies rank 0's buffers over those of the others
-        out.sum().backward()
-        assert head.digest() == digest
-        assert head.n == held
-        torch.testing.assert_close(out.detach(), alone(features), rtol=0, atol=1e-9)
-        for name in ("w", "b", "C"):  # this rank's own, not rank 0's
-            for seen in (getattr(head, name), dict(head.named_buffers())[name], head.state_dict()[name]):
-                torch.testing.assert_close(seen, getattr(alone, name), rtol=0, atol=1e-9)
-    for h in (head, alone):  # rank-local changes between two forwards
-        h.remove(x[rows][:3], y[rows][:3])
-    out = module(x)
-    torch.testing.assert_close(out.detach(), alone(module.module.layer(x)).detach(), rtol=0, atol=1e-9)
-    assert head.digest() == alone.digest() != digest
-    gathered: list[Any] = [None, None]
-    dist.all_gather_object(gathered, (head.n, head.digest()))
-    assert [n for n, _ in gathered] == [47, 27]
-    assert gathered[0][1] != gathered[1][1]
-
-
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch is built without gloo")
-def test_ddp_forwards_through_each_ranks_own_head(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(forward_worker, (str(tmp_path / "rendezvous"), ["free", "ovo"]), nprocs=2)
 
 
 # -- autograd and torch.func -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchlssvm import FixedPoint, GridError, LSSVMHead, NotFittedError, RemovalError, TorchLSSVMError
+from torchlssvm import FixedPoint, GridError, LSSVMHead, NotFittedError, RemovalError
 
 NAN, INF = float("nan"), float("inf")
 J, K, N = 56, 3, 90  # J is large enough for Theorem 1, so that rows wait to be taken in
@@ -436,24 +436,6 @@ def test_a_weight_too_large_for_exact_sums() -> None:
 # -- reading ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("emptied", [False, True])
-def test_predicting_without_data(form: str, emptied: bool) -> None:
-    x, y = data()
-    head = made(FORMS[form])
-    if emptied:
-        head.add(x[:7], y[:7])
-        _ = head.w
-        head.remove(x[:4], y[:4]).remove(x[4:7], y[4:7])
-    refused(lambda: head(x), NotFittedError, "add(x, y)")
-    refused(lambda: head.predict(x), NotFittedError, "add(x, y)")
-    assert issubclass(NotFittedError, TorchLSSVMError)
-    assert head.n == 0
-    assert not head.w.any()
-    head.add(x[:N], y[:N])
-    assert head(x).shape == (len(x), K)
-
-
 @pytest.mark.cuda
 def test_another_device_is_named_for_cuda() -> None:
     head = made({}).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
@@ -520,6 +502,8 @@ def test_unknown_options(options: dict[str, Any], fact: str) -> None:
     ("options", "fact"),
     [
         ({"limit": 0.0}, "limit"),
+        ({"limit": -1.0}, "-1.0"),
+        ({"limit": "1"}, "'1'"),
         ({"limit": NAN}, "nan"),
         ({"limit": 1.0, "bits": 27}, "27"),
         ({"limit": 1.0, "bits": 20, "headroom": 7}, "headroom"),

@@ -41,7 +41,7 @@ def test_the_objective_falls_to_the_minimum(intercept, scale):
     total = ActiveSums.of_all(solver.rows, solver.groups, 0, solver.stats)
     signs = torch.stack([solver.signs(k) for k in range(K)], 1)
     weight = solver.row_weights()[:, None].expand_as(signs)
-    problem = HingeDescent(total, solver.scale, signs, weight, small=True)
+    problem = HingeDescent(total, solver.scale, signs, weight)
     point, excess = problem.start(), []
     for _ in range(10):
         value = point.w[: solver.scale.width(J)].square().sum(0) + (1.0 - point.margins).clamp(min=0.0).square().sum(0)

@@ -87,15 +87,6 @@ def test_few_samples_choose_nothing_and_ask_again():
     assert one.add(x, y).rho != 1.0
 
 
-def test_an_emptied_head_forgets_what_was_chosen():
-    x, y = samples(scale=30.0)
-    head = LSSVMHead(J, K, rho="gcv", grid=FixedPoint(256.0)).add(x, y)
-    assert head.rho != 1.0
-    head.remove(x, y).add(x[:4], y[:4])
-    assert head(x).shape == (80, K)
-    assert head.rho == 1.0
-
-
 def test_setting_and_refusing():
     x, y = samples()
     head = LSSVMHead(J, K).add(x, y)

@@ -272,19 +272,6 @@ def test_buffers_are_up_to_date(form: str, look: str, dense: Callable[..., Any])
             torch.testing.assert_close((one - seen["C"]) @ A, head.rho * one, rtol=0, atol=1e-9)
 
 
-def test_buffers_stay_the_same_tensors() -> None:
-    """Others hold on to them (DistributedDataParallel does): they are written in place."""
-    head, _ = head_in("read", "free")
-    first = dict(head.named_buffers())
-    data = samples("free")
-    call(head, "add", data, range(N, N + 3))
-    second = dict(head.named_buffers())
-    assert all(first[k] is second[k] for k in ("w", "b", "C"))
-    second["w"].zero_()  # nothing is computed from them
-    assert head(data.x).any()
-    assert head.w.any()
-
-
 # -- no sample is in the file ----------------------------------------------------------------------------------------------
 
 
@@ -528,34 +515,3 @@ def test_not_strict(form: str) -> None:
 
 def assert_missing(head: LSSVMHead, state: dict[str, Tensor], name: str) -> None:
     assert name in head.load_state_dict(state, strict=False).missing_keys
-
-
-# -- precision -------------------------------------------------------------------------------------------------------------
-
-CASTS: dict[str, Callable[[nn.Module], Any]] = {
-    "half": lambda m: m.half(),
-    "bfloat16": lambda m: m.to(torch.bfloat16),
-    "float": lambda m: m.float(),
-    "double": lambda m: m.double(),
-    "type": lambda m: m.type(torch.float16),
-    "device and type": lambda m: m.to("cpu", torch.float16),
-    "cpu": lambda m: m.cpu(),
-}
-
-
-@pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("inside", [False, True], ids=["head", "parent"])
-@pytest.mark.parametrize("form", ["free", "ovo", "weights"])
-def test_casts_leave_the_head_alone(form: str, inside: bool, cast: str, dense: Callable[..., Any]) -> None:
-    data = samples(form)
-    head, held = head_in("pending", form)
-    twin, _ = head_in("pending", form)
-    layer = nn.Linear(J, J)
-    CASTS[cast](nn.Sequential(layer, head) if inside else head)
-    assert all(v.dtype == torch.float64 for v in head.buffers())
-    assert head(data.x.half()).dtype == torch.float64
-    assert_bits(head, twin, data.x)
-    call(head, "add", data, range(N + 4, N + MORE))
-    assert_close(head, truth(head, form, data, held | set(range(N + 4, N + MORE)), dense))
-    if inside and cast in ("half", "bfloat16"):
-        assert layer.weight.dtype != torch.float32  # the cast was for the others

@@ -8,7 +8,6 @@ import torch
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.errors import OutOfMemoryError
 from torchlssvm.functional import gram
-from torchlssvm.linear import solvers
 from torchlssvm.statistics import accumulator
 
 
@@ -33,7 +32,6 @@ def test_sums_that_are_kept_once_are_the_same(options, monkeypatch):
     """The thresholds, lowered: nothing public shows which way sums are made."""
     digest, w, M = story(**options)
     monkeypatch.setattr(accumulator, "DIRECT_NUMBERS", 10)
-    monkeypatch.setattr(solvers, "RELEASED_NUMBERS", 10)
     other = story(**options)
     assert other[0] == digest
     assert torch.equal(other[2], M)

@@ -26,7 +26,7 @@ from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.calibration import fit
-from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
+from torchlssvm.linear.diagnostics.rho_rule import TIE_TOLERANCE, excess
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -364,7 +364,7 @@ def check_rho(given: Examined) -> Check | None:
     if not choice.rule or not isinstance(head, LSSVMHead) or given.fast:
         return Check("rho", Outcome.NOT_CHECKED, facts)
     above = excess(head._view(), head.rho)
-    if not above <= MINIMUM_TOLERANCE:
+    if not above <= 10 * TIE_TOLERANCE:
         raise VerificationError(
             f"rho is {head.rho!r}, which does not minimize GCV for the remaining samples (the error is {above:.2g} too large)"
         )

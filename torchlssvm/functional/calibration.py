@@ -149,15 +149,13 @@ def normalized(p: Tensor, scores: Tensor) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
-CONFIDENCE_BINS = 15
-"""The number of bins of equal width between 0 and 1. It is the usual one in the literature, so errors can be compared."""
-
-
 def _binned(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Bin (n,), confidence (n,) and correctness (n,) of each prediction."""
+    """Number of samples (bins,) in each bin of confidence, and their summed confidence (bins,) and correctness (bins,)."""
+    bins = 15  # of equal width between 0 and 1: the usual number in the literature, so errors can be compared
     confidence, predicted = probabilities.to(torch.float64).max(1)
-    which = (confidence * CONFIDENCE_BINS).ceil().to(torch.int64).sub_(1).clamp_(0, CONFIDENCE_BINS - 1)
-    return which, confidence, (predicted == y).to(torch.float64)
+    which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
+    sums = [torch.bincount(which, v, bins) for v in (confidence, (predicted == y).to(torch.float64))]
+    return torch.bincount(which, minlength=bins), sums[0], sums[1]
 
 
 def expected_calibration_error(probabilities: Tensor, y: Tensor) -> float:
@@ -167,15 +165,11 @@ def expected_calibration_error(probabilities: Tensor, y: Tensor) -> float:
     >>> round(expected_calibration_error(sure, torch.tensor([0, 1])), 3)
     0.4
     """
-    which, confidence, right = _binned(probabilities, y)
-    gap = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device).index_add_(0, which, right - confidence)
-    return float(gap.abs().sum() / max(1, len(y)))
+    _, confidence, right = _binned(probabilities, y)
+    return float((right - confidence).abs().sum() / max(1, len(y)))
 
 
 def reliability(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean confidence, accuracy and number of samples of each bin (bins,); NaN for an empty bin."""
-    which, *values = _binned(probabilities, y)
-    zeros = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device)
-    sums = [zeros.index_add(0, which, v) for v in values]
-    count = torch.bincount(which, minlength=CONFIDENCE_BINS)
-    return sums[0] / count, sums[1] / count, count
+    count, confidence, right = _binned(probabilities, y)
+    return confidence / count, right / count, count

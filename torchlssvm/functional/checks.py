@@ -37,13 +37,8 @@ def not_finite(t: Tensor) -> bool:
 def to_host(*tensors: Tensor) -> list[list[float]]:
     """The values of small tensors as Python floats, in one device synchronization."""
     if all(t.device.type == "cpu" for t in tensors):
-        return [t.tolist() if t.ndim == 1 else t.reshape(-1).tolist() for t in tensors]
-    flat = torch.cat([t.reshape(-1).to(torch.float64) for t in tensors]).tolist()
-    out, start = [], 0
-    for t in tensors:
-        out.append(flat[start : start + t.numel()])
-        start += t.numel()
-    return out
+        return [t.reshape(-1).tolist() for t in tensors]  # tensors inside a torch.func transform have no numpy array
+    return [array.reshape(-1).tolist() for array in read(*tensors)]
 
 
 def read(*tensors: Tensor) -> list[NDArray[Any]]:

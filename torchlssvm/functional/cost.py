@@ -10,12 +10,6 @@ from __future__ import annotations
 
 import math
 
-SMALLEST_UPDATED_SYSTEM = 48
-"""Below this many features a factorization is cheaper than the bookkeeping of an update."""
-
-COLUMNS_BETWEEN_SOLVES = 8
-"""Columns of updates, in units of J, after which an inverse is computed from scratch to limit rounding errors."""
-
 
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     """Whether to solve from statistics instead of applying Theorem 1.
@@ -25,7 +19,9 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     # 2**22: numbers (32 MiB) in the rows of a change above which a solve is made, beyond J = 5,000. Theorem 1 needs six such
     # arrays
     many = changed > (J // 8 if inverse else J // 6) or changed * J > 2**22
-    return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J
+    # 48: below this many features a factorization is cheaper than the bookkeeping of an update
+    # 8 J: columns of updates after which an inverse is computed from scratch, to limit rounding errors
+    return J < 48 or many or since > 8 * J
 
 
 def batch_size(J: int) -> int:

@@ -34,9 +34,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BAND_COLUMNS = 64
-"""Columns of the band: wide enough for fast products, narrow enough for quick elimination of its blocks."""
-
 
 class DualSystem(NamedTuple):
     """The weighted, centred system of n samples. Solving it overwrites its fields."""
@@ -150,15 +147,18 @@ class Band(NamedTuple):
         return alpha
 
 
-def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
-    """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y."""
+def reduce_to_band(K: Tensor, Y: Tensor, width: int = 64) -> Band:
+    """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y.
+
+    width: columns of the band. 64 are enough for fast products, and few enough for quick elimination of its blocks.
+    """
     n, diagonal, below, reflections = len(K), [], [], []
     # 512: columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below
     edges = [*range(0, n, 512), n]
     for c, e in pairwise(edges):
         K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)
-    for a in range(0, n, BAND_COLUMNS):
-        start = min(a + BAND_COLUMNS, n)
+    for a in range(0, n, width):
+        start = min(a + width, n)
         diagonal.append(K[a:start, a:start])
         if start == n:
             break
@@ -180,7 +180,7 @@ def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
         left, right = torch.cat([V, W], 1), torch.cat([W, V], 1)
         for c, e in strips:  # A - V W^T - W V^T
             K[c:, c:e].addmm_(left[c - start :], right[c - start : e - start].mT, alpha=-1.0)
-    return Band(diagonal, below, [Y[a : a + BAND_COLUMNS] for a in range(0, n, BAND_COLUMNS)], reflections)
+    return Band(diagonal, below, [Y[a : a + width] for a in range(0, n, width)], reflections)
 
 
 def reflect(panel: Tensor, start: int) -> tuple[Reflection, Tensor]:

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from torchlssvm.functional.threads import share_out
 
@@ -144,6 +145,22 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
             view.add_(product[a - first : b - first, :b].to(total.dtype))
     if R:
         side_view(total, J, R).add_((rows[:, J:].mT @ right[:, :J]).mul_(alpha).to(total.dtype))
+
+
+def exact_products(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Exact products rows @ vectors^T (B, m) as int64.
+
+    rows: (B, J), dense or coalesced, and vectors: (m, J) are integers as float64, of at most 2^26 and 2^16.
+    """
+    out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
+    if rows.is_sparse:  # at most 2^42 for an entry: no number of columns leaves 64 bits
+        index, columns = rows.indices()
+        parts = rows.values().to(torch.int64)[:, None] * vectors.to(torch.int64).mT[columns]  # (entries, m)
+        return out.index_add_(0, index, parts)
+    size = 2**11  # columns whose products of 2^26 and 2^16 sum to at most 2^53, where float64 is exact
+    for a in range(0, rows.shape[1], size):
+        out += linear(rows[:, a : a + size], vectors[:, a : a + size]).to(torch.int64)
+    return out
 
 
 def lower_bytes(packed: Tensor, J: int, R: int) -> Iterator[bytes]:

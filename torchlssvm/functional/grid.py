@@ -183,16 +183,15 @@ def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = Non
         prefix + name: v
         for prefix, values in saved.items()
         if values
-        for name, v in zip(_SAVED_FIELDS, values, strict=True)
+        for name, v in zip(("limit", "bits", "headroom"), values, strict=True)
     }
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:
     """Read a grid that :func:`grid_to_fields` wrote; None if the limit is not among the fields."""
-    return grid_from_json([fields[prefix + name] for name in _SAVED_FIELDS]) if prefix + "limit" in fields else None
-
-
-_SAVED_FIELDS = ("limit", "bits", "headroom")
+    if prefix + "limit" not in fields:
+        return None
+    return grid_from_json([fields[prefix + name] for name in ("limit", "bits", "headroom")])
 
 
 def _next_power(largest: float) -> float:

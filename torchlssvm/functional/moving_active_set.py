@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST_FREE_SHARE = 1e-8
+LEAST_FREE_SHARE = torch.finfo(torch.float64).eps ** 0.5
 """Least share 1 - c g of an active sample's score that other samples determine. Below it, half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4

@@ -11,12 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROW_BITS = 20
-"""Bits to which a row is rounded: float32 has 24."""
-
 WEIGHT_SCALE = 2.0**10
 """Weights are multiples of 1/1024, of magnitude below 8: 13 bits."""
-MOST_FEATURES = 2 ** (53 - ROW_BITS - 13)
+
+MOST_FEATURES = 2**20
 """The largest number of input features. The sum of their products is less than 2^53, which is exact in float64."""
 
 
@@ -37,6 +35,7 @@ def sign_weights(shape: tuple[int, int], seed: int) -> Tensor:
 def project(x: Tensor, w: Tensor) -> Tensor:
     """Return x w (B, M), exact, float64, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) integers."""
     x = x.to(torch.float64)
+    bits = 20  # to which a row is rounded; float32 has 24
     exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
-    q = torch.ldexp(x, ROW_BITS - exponent).round()
-    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS)
+    q = torch.ldexp(x, bits - exponent).round()
+    return torch.ldexp(q @ w.to(torch.float64), exponent - bits)

@@ -26,10 +26,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear
 
-BLOCK_COLUMNS = 2**11
-"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 sum to at most 2^53."""
+from torchlssvm.functional.gram import exact_products
 
 KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
@@ -79,8 +77,8 @@ def key_factors(key: bytes, device: torch.device) -> Tensor:
 
 
 def row_words(rows: Tensor, vectors: Tensor, factors: Tensor) -> Tensor:
-    """Words (B, 2) int64 of rows, linear in them modulo 2^64. rows, vectors as for :func:`products`."""
-    p = products(rows, vectors)
+    """Words (B, 2) int64 of rows, linear in them modulo 2^64. rows: (B, J), on the grid; vectors: (4, J)."""
+    p = exact_products(rows, vectors)
     return p[:, 0::2] + p[:, 1::2] * factors
 
 
@@ -95,19 +93,6 @@ def secret_vectors(key: bytes, columns: int) -> Tensor:
     stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(16 * columns)
     entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2**17 - 2**16
     return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))
-
-
-def products(rows: Tensor, vectors: Tensor) -> Tensor:
-    """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26, dense or coalesced; vectors: (4, J)."""
-    if rows.is_sparse:  # at most 2^42 for an entry: no number of columns leaves 64 bits
-        index, columns = rows.indices()
-        parts = rows.values().to(torch.int64)[:, None] * vectors.to(torch.int64).mT[columns]  # (entries, 4)
-        out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
-        return out.index_add_(0, index, parts)
-    total = linear(rows[:, :BLOCK_COLUMNS], vectors[:, :BLOCK_COLUMNS]).to(torch.int64)
-    for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
-        total += linear(rows[:, a : a + BLOCK_COLUMNS], vectors[:, a : a + BLOCK_COLUMNS]).to(torch.int64)
-    return total
 
 
 def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> list[bytes]:

@@ -19,13 +19,10 @@ exponentially. It is therefore enough to multiply V by a few dozen singular vect
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from torchlssvm.functional import checks
 
 SCORED_ROWS = 256
 """Rows whose scores for all values are held at a time: small enough to stay in the cache."""
@@ -108,69 +105,39 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     return ReciprocalFactors(U[:, :keep] / row[:, None], sigma[:keep, None] * Vt[:keep])
 
 
-class SpectrumPart(NamedTuple):
-    """Neighbouring eigenvectors: V[:, first:last] @ narrow (d, K' q) for scores, its squares @ left (d, q) for leverages."""
-
-    first: int
-    last: int
-    narrow: Tensor
-    left: Tensor
-
-
 class ProjectedResiduals(NamedTuple):
-    """Maps V (B, d) to the residuals of all values: V @ narrow of all parts and y - beta, side by side, times right (q + 1, r).
+    """Maps V (B, d) to the residuals of all values: V @ narrow and y - beta, side by side, times right.
 
     V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
     """
 
-    parts: tuple[SpectrumPart, ...]
+    narrow: Tensor  # (d, K q)
+    left: Tensor  # (d, q)
     right: Tensor  # (q + 1, r)
     beta: Tensor  # (K,)
-    whole: bool
     null: int
 
     def residuals(self, V: Tensor, y: Tensor) -> Tensor:
         """y - f (B, K, r). V: (B, d); y: (B, K)."""
-        K = self.beta.shape[0] - (not self.whole)
-        S = torch.empty(len(V), self.beta.shape[0], len(self.right), dtype=V.dtype, device=V.device)
-        at = 0
-        for part in self.parts:
-            q = part.left.shape[1]
-            S[:, :K, at : at + q] = (V[:, part.first : part.last] @ part.narrow).view(len(V), K, q)
-            at += q
-        S[:, :, at] = y - self.beta
-        if not self.whole:  # the last output's score is a constant minus the others'
-            S[:, K, :at] = -S[:, :K, :at].sum(1)
+        K, q = len(self.beta), self.left.shape[1]
+        S = torch.empty(len(V), K, q + 1, dtype=V.dtype, device=V.device)
+        S[:, :, :q] = (V @ self.narrow).view(len(V), K, q)
+        S[:, :, q] = y - self.beta
         return S @ self.right
 
     def leverages(self, V: Tensor) -> Tensor:
         """sum_j V_ij^2 / (s_j + rho) (B, r). V: (B, d), overwritten."""
-        V.square_()
-        both = [V[:, part.first : part.last] @ part.left for part in self.parts]
-        return (both[0] if len(both) == 1 else torch.cat(both, 1)) @ -self.right[:-1]
+        return V.square_() @ self.left @ -self.right[:-1]
 
 
 def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
-    """Prepare for residuals at many values. rhos: (r,).
-
-    A part of the eigenvalues needs fewer singular vectors than all of them, so splitting pays off for many values.
-    """
-    s, R = spectrum.s, spectrum.R
-    # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
+    """Prepare for residuals at many values. rhos: (r,)."""
     # The squares of V_ij over all samples i sum to s_j: far below every rho, they are negligible (a constant feature).
-    host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
-    whole, null = R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1)
-    R = R if whole else R[:, :-1]
-    count = 4 if len(rhos) > 16 and len(s) - null > 128 else 1  # parts that are factored separately
-    edges = [null + round(i * (len(s) - null) / count) for i in range(count + 1)]
-    parts, rights = [], []
-    for first, last in pairwise(edges):
-        values = cauchy(s[first:last], rhos)
-        narrow = (R[first:last, :, None] * values.left[:, None, :]).reshape(last - first, -1)
-        parts.append(SpectrumPart(first - null, last - null, narrow, values.left))
-        rights.append(-values.right)
-    right = torch.cat([*rights, torch.ones_like(rights[0][:1])])
-    return ProjectedResiduals(tuple(parts), right, spectrum.beta, whole, null)
+    s, null = spectrum.s, int((spectrum.s[:-1] <= 1e-14 * rhos.amin()).sum())
+    values = cauchy(s[null:], rhos)
+    narrow = (spectrum.R[null:, :, None] * values.left[:, None, :]).reshape(len(s) - null, -1)
+    right = torch.cat([-values.right, torch.ones_like(values.right[:1])])
+    return ProjectedResiduals(narrow, values.left, right, spectrum.beta, null)
 
 
 def path_residuals(

@@ -32,9 +32,6 @@ from torch import Tensor
 FLOAT64_EPS = torch.finfo(torch.float64).eps
 """Spacing of float64 at 1: twice the largest relative error of one operation."""
 
-SWEEP_NUMBERS = 2**18
-"""Numbers of a block of rows that are turned into float64 at a time: 2 MB stay in the cache."""
-
 
 class Sweep(NamedTuple):
     """One pass over rows: scores (n, C), half gradients in w (J, C) and b (C,)."""
@@ -51,7 +48,7 @@ def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, o
     """
     found = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     gradient, gradient_b = torch.zeros_like(w), torch.zeros_like(b)
-    for part, block in _blocks(rows, order):
+    for part, block in float_blocks(rows, order):
         f = torch.addmm(b, block, w, out=found[part])
         error = (f - targets[part]).mul_(weight[part])
         gradient.addmm_(block.mT, error)
@@ -62,7 +59,7 @@ def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, o
 def combinations(rows: Tensor, errors: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Sums (J, C) of rows (n, J), each times its errors (n, C), and of the errors (C,)."""
     out = torch.zeros(rows.shape[1], errors.shape[1], dtype=torch.float64, device=rows.device)
-    for part, block in _blocks(rows, order):
+    for part, block in float_blocks(rows, order):
         out.addmm_(block.mT, errors[part])
     return out, errors.sum(0)
 
@@ -70,14 +67,14 @@ def combinations(rows: Tensor, errors: Tensor, order: Tensor | None = None) -> t
 def scores(rows: Tensor, w: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:
     """Compute scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
     out = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
-    for part, block in _blocks(rows, order):
+    for part, block in float_blocks(rows, order):
         torch.addmm(b, block, w, out=out[part])
     return out
 
 
-def _blocks(rows: Tensor, order: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+def float_blocks(rows: Tensor, order: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Rows as float64, some at a time, with their places."""
-    size = max(16, SWEEP_NUMBERS // max(rows.shape[1], 1))
+    size = max(16, 2**18 // max(rows.shape[1], 1))  # 2 MB stay in the cache
     for a in range(0, rows.shape[0], size):
         part = slice(a, a + size)
         yield part, (rows[part] if order is None else rows[order[part]]).to(torch.float64)

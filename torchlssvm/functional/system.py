@@ -9,8 +9,7 @@ arithmetic, by c = round(m / n):
 
     M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c,
 
-This shift is exact, and floating point computes only the small rest M' - s s^T / n. While no sum exceeds 2^50, float64 gives
-the same integers to the bit, in half the time.
+This shift is exact, and floating point computes only the small rest M' - s s^T / n.
 """
 
 from __future__ import annotations
@@ -84,6 +83,13 @@ class Centre(NamedTuple):
     rest: Tensor
     n: Tensor
 
+    @classmethod
+    def of(cls, m: Tensor, n: Tensor) -> Centre:
+        """The centre of samples with the sum m (J,) and the number n, integers on a grid: exact."""
+        weight = n.to(torch.float64)
+        c = (m.to(torch.float64) / weight).round().to(m.dtype)
+        return cls(c, (m - n * c).to(torch.float64), weight)
+
     @property
     def mean(self) -> Tensor:
         """c + rest / n, float64 (J,)."""
@@ -91,44 +97,39 @@ class Centre(NamedTuple):
 
 
 def fill_system(
-    work: Tensor, groups: list[GroupSums], J: int, ridge: float, centred: bool, small: bool, about: Centre | None = None
+    work: Tensor, groups: list[GroupSums], J: int, ridge: float, intercept: str, rho: float, about: Centre | None = None
 ) -> Centre | None:
-    """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
+    """Write the lower triangle of sum_g weight_g M_g + ridge I into work[:J, :J], and return the mean if it is centred there.
 
-    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64); about: a mean c + r to centre
-    on instead of the mean of the groups. With s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
+    A free intercept centres it. A penalized intercept is a constant feature, whose row J has rho on its diagonal. work: (n, n)
+    float64; ridge: in grid units; about: a mean c + r to centre on instead of the mean of the groups. With
+    s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum()
+    total = torch.stack([w * g.m.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
     c, rest = None, None
-    if centred or about is not None:
-        total = torch.stack([w * g.m.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
+    if intercept == "free" or about is not None:
         # any nearby integers would do, if they are the same for all groups
         c = (total / n).round().to(groups[0].m.dtype) if about is None else about.c
         # s = sum of weight * (m - n c): small, exact in integers for each group
         rest = torch.stack([w * (g.m - g.n * c).to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
-    dtype = torch.float64 if small else groups[0].packed.dtype
-    scratch = torch.empty(max((b - a) * b for a, b, _ in strips(J)), dtype=dtype, device=work.device)
+    scratch = groups[0].packed.new_empty(max((b - a) * b for a, b, _ in strips(J)))
     for i, (weight, group) in enumerate(zip(weights, groups, strict=True)):
         if c is not None:
-            shift = [t.to(dtype) for t in (c, group.m, group.m - group.n * c)]
-        direct = i == 0 and weight == 1.0 and small  # float64 does the integer arithmetic, in place
+            s = group.m - group.n * c
         for a, b, strip in strip_views(group.packed, J):
             target = work[a:b, :b]
-            if c is not None and not direct:
+            if c is not None:
                 part = scratch[: (b - a) * b].view(b - a, b)
-                part.copy_(strip).addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
-                strip = part.addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
+                part.copy_(strip).addcmul_(c[a:b, None], group.m[None, :b], value=-1)
+                strip = part.addcmul_(s[a:b, None], c[None, :b], value=-1)
             if i == 0:
                 target.copy_(strip)
                 if weight != 1.0:
                     target.mul_(weight)
             else:
                 target.add_(strip.to(torch.float64), alpha=weight)
-        if c is not None and direct:
-            for a, b, _ in strips(J, product=True):  # fewer and larger pieces
-                work[a:b, :b].addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
-                work[a:b, :b].addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
     if rest is not None:
         r = rest / n if about is None else about.rest / about.n
         for a, b, _ in strips(J, product=True):
@@ -139,6 +140,9 @@ def fill_system(
     if work.shape[0] > J:
         work[J:].zero_()
         work.diagonal()[J:].fill_(1.0)
+    if intercept == "penalized":
+        work[J, :J] = total if rest is None else rest - n * r
+        work[J, J] = n + rho
     return about if c is None or rest is None or about is not None else Centre(c, rest, n)
 
 

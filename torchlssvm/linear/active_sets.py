@@ -30,7 +30,7 @@ from torchlssvm.linear.active_sums import ActiveSums, WeightGroups
 from torchlssvm.linear.exact_refinement import BOUND_ROUNDING_FACTOR, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.hinge_descent import LONGEST_STEP, HingeDescent
-from torchlssvm.linear.normal_equations import LARGEST_FLOAT_CENTRED_SUM, class_weights
+from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
@@ -186,10 +186,10 @@ class ActiveSetSolver:
         slots: (c,) places; copies: (c,), negative for rows that leave.
         """
         rows, groups, J = self.rows, self._groups, self.rows.in_features
-        if solution is None or groups is None or J < cost.SMALLEST_UPDATED_SYSTEM:
+        if solution is None or groups is None or not solution.updatable:
             return None
         new = solution.pending + len(slots)
-        if not solution.updatable or new > J // 6 or solution.columns + new > cost.COLUMNS_BETWEEN_SOLVES * J:
+        if cost.solve_is_cheaper(J, new, solution.columns + new, inverse=False):
             return None
         if solution.deferred + new > J // 8:
             solution.inverse()  # takes the deferred terms in
@@ -207,7 +207,7 @@ class ActiveSetSolver:
         """Units of the rows, rho and the intercept."""
         if self._scale is None:
             grid = self.stats.grid
-            standard = self._held or (standardization(self.stats) if self.stats.scale and self.rows.n else None)
+            standard = self._held or standardization(self.stats)
             step = 1.0 if grid is None else grid.resolution
             self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
         return self._scale
@@ -309,7 +309,7 @@ class ActiveSetSolver:
             state = self.states[k]
             if state.solution is None or state.solution.factored is None:
                 sums = self._sums(k, self._active[k])
-                state.solution = sums.solve(self.scale, self.small, self._active[k])[0]
+                state.solution = sums.solve(self.scale, self._active[k])[0]
             return state.solution.whitened()
 
     def signs(self, k: int, slots: Tensor | None = None) -> Tensor:
@@ -340,11 +340,6 @@ class ActiveSetSolver:
     def row_weights(self) -> Tensor:
         """Class weight times copies of each row (n,)."""
         return self.groups.by_row(self.rows.labels) * self.rows.copies
-
-    @property
-    def small(self) -> bool:
-        """True if float64 centres the sums over any of the rows in exact integer arithmetic."""
-        return float((self.rows.copies * self.rows.peaks.square()).sum()) < LARGEST_FLOAT_CENTRED_SUM
 
     def _needs_search(self, k: int) -> bool:
         """Put new rows on their sides of the margin. Returns True if the active set of a class must be found again."""
@@ -400,7 +395,7 @@ class ActiveSetSolver:
         for a in range(0, len(labels), size):
             part = labels[a : a + size]
             signs = torch.stack([self.signs(k) for k in part], 1)
-            point = HingeDescent(total, self.scale, signs, weight[:, None].expand_as(signs), self.small).start()
+            point = HingeDescent(total, self.scale, signs, weight[:, None].expand_as(signs)).start()
             for c, k in enumerate(part):
                 out[k] = self._at(point.w[: self.scale.width(rows.in_features), c].clone(), point.margins[:, c].clone())
         return out
@@ -458,7 +453,7 @@ class ActiveSetSolver:
             except TooInaccurate:
                 s.solution = None
         s.sums = s.sums or self._sums(s.label, s.active)
-        s.solution, s.sound = s.sums.solve(s.scale, self.small, s.active)
+        s.solution, s.sound = s.sums.solve(s.scale, s.active)
         if s.sums.empty and s.scale.intercept == "free":
             s.solution.beta += float(self.b[s.label])
 
@@ -550,7 +545,7 @@ class ActiveSetSolver:
             out.refine(s.solution)
         except ConvergenceError:  # the solution has lost its digits in sums or updates
             s.sums = s.sums or self._sums(s.label, s.active)
-            s.solution, _ = s.sums.solve(self.scale, self.small, s.active, by_rows=True)
+            s.solution, _ = s.sums.solve(self.scale, s.active, by_rows=True)
             out.refine(s.solution)
         return out
 

@@ -9,18 +9,13 @@ from torch import Tensor
 
 from torchlssvm.functional import gram
 from torchlssvm.functional.moving_active_set import LEAST_ACTIVE_PIVOT
-from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor
+from torchlssvm.functional.system import Centre, Factor, GroupSums
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import RidgeProblem, SolvedSystem, Units, check_finite, solve_problem
+from torchlssvm.linear.normal_equations import RidgeProblem, SolvedSystem, Units, solve_problem
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
-
-SIDE_COLUMNS = 2
-"""Columns beside the features: ones, for the sum of the rows, and ones where the class is, for the sum of its own."""
-
-CHUNK_ROWS = 4096
-"""Rows of one product, at most: 42 MB as float64 at 1,280 features."""
+from torchlssvm.statistics.accumulator import Accumulator, SignedRows
 
 
 @dataclass(frozen=True)
@@ -44,78 +39,60 @@ class WeightGroups:
 
 
 class ActiveSums:
-    """Integer sums over some of the rows held, for one class against the rest and for each weight.
+    """Integer sums over some of the rows held, for one class against the rest: a group of sums for each weight.
 
-    The packed sum of q q^T is stored for each weight. Below it are the sums of q over all rows and over the rows of the class.
+    Each group has the sum of q q^T and, beside it, the sums of q over all rows and over the rows of the class. ``counts``
+    (groups, 2) are the numbers of these rows, with copies.
     """
 
     def __init__(self, rows: GridRows, groups: WeightGroups, label: int):
         self.rows, self.groups, self.label = rows, groups, label
-        length = gram.packed_size(rows.in_features, SIDE_COLUMNS)
-        self.packed: list[Tensor | None] = [None] * len(groups.values)
-        self._length = length
-        self.counts = [[0, 0] for _ in groups.values]  # copies in all, and of the class
+        number = len(groups.values)
+        self.sums = Accumulator(rows.in_features, 2, number, True, rows.device, lambda x, out, _: out.copy_(x))
+        self.counts = torch.zeros(number, 2, dtype=torch.int64, device=rows.device)
 
     @classmethod
     def of_all(cls, rows: GridRows, groups: WeightGroups, label: int, stats: Statistics) -> ActiveSums:
         """Sums over all rows, taken from the statistics."""
-        out, J = cls(rows, groups, label), rows.in_features
+        out, J, sums = cls(rows, groups, label), rows.in_features, dict[int, Tensor]()
         V, counts = stats.class_sums()
         bare = gram.packed_size(J, 0)
         for g in range(len(groups.values)):
-            members = [c for c, group in enumerate(groups.of_class) if group == g]
-            number = int(counts[members].sum())
-            if not number:
+            members = [c for c, group in enumerate(groups.of_class) if group == g and int(counts[c])]
+            if not members:
                 continue
-            packed = torch.empty(out._length, dtype=torch.int64, device=rows.device)
+            sums[g] = packed = torch.empty(gram.packed_size(J, 2), dtype=torch.int64, device=rows.device)
             if len(groups.values) == 1:
                 packed[:bare] = stats.packed()[:bare]
             else:
-                packed[:bare] = sum(stats.packed(c)[:bare] for c in members if int(counts[c]))
-            side = gram.side_view(packed, J, SIDE_COLUMNS)
-            side[0] = V[members].sum(0)
-            side[1] = V[label] if label in members else 0
-            out.packed[g] = packed
-            out.counts[g] = [number, int(counts[label]) if label in members else 0]
+                packed[:bare] = sum(stats.packed(c)[:bare] for c in members)
+            own = [label] if label in members else []
+            for i, some in enumerate((members, own)):
+                gram.side_view(packed, J, 2)[i] = V[some].sum(0)
+                out.counts[g, i] = counts[some].sum()
+        out.sums.replace_sums(sums)
         return out
 
     def change(self, slots: Tensor, sign: int) -> None:
         """Add rows, or take them away (sign -1). slots: (c,) places."""
-        if not len(slots):
-            return
-        rows, J = self.rows, self.rows.in_features
-        labels = rows.labels[slots]
-        of_row = torch.tensor(self.groups.of_class, device=rows.device)[labels]
-        for g in range(len(self.groups.values)):
-            mine = slots if len(self.groups.values) == 1 else slots[of_row == g]
-            if not len(mine):
-                continue
-            copies, own = rows.copies[mine], rows.labels[mine] == self.label
-            bounds = copies * rows.peaks[mine].clamp(min=1.0).square()
-            plain = bool((copies == 1).all())
-            scratch: Tensor | None = None
-            for part in chunks(bounds):
-                index = mine[part]
-                block = torch.empty(len(index), J + SIDE_COLUMNS, dtype=torch.float64, device=rows.device)
-                block[:, :J] = rows.q[index]
-                block[:, J] = 1.0
-                block[:, J + 1] = own[part]
-                scaled = None if plain else block * copies[part, None]
-                size = gram.packed_size(J, SIDE_COLUMNS, product=True)
-                if scratch is None:
-                    scratch = torch.empty(size, dtype=torch.float64, device=rows.device)
-                scratch.zero_()
-                gram.accumulate_(scratch, block, J, scaled, float(sign))
-                self.packed[g] = gram.carry_(self.packed[g], scratch, J, SIDE_COLUMNS, torch.int64)
-            self.counts[g][0] += sign * int(copies.sum())
-            self.counts[g][1] += sign * int(copies[own].sum())
+        rows, of_class = self.rows, torch.tensor(self.groups.of_class, device=self.rows.device)
+        for part in slots.split(4096) if len(slots) else ():  # 42 MB as float64 at 1,280 features
+            labels, copies = rows.labels[part], rows.copies[part]
+            side = torch.stack([torch.ones_like(copies), (labels == self.label).to(copies)], 1)
+            bounds = (copies * rows.peaks[part].clamp(min=1.0).square()).cpu().numpy()
+            codes, times = of_class[labels], None if bool((copies == 1).all()) else copies
+            self.sums.push(
+                SignedRows(rows.q[part], side, codes.cpu().numpy(), times, bounds, float(bounds.sum()), sign)
+            )
+            self.counts.index_add_(0, codes, (side * copies[:, None]).to(torch.int64), alpha=sign)
+        self.sums.complete()
 
     @property
     def empty(self) -> bool:
         """True if there is no row."""
-        return not any(n for n, _ in self.counts)
+        return not bool(self.counts.any())
 
-    def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> tuple[Solution, bool]:
+    def solve(self, scale: RowScale, active: Tensor, by_rows: bool = False) -> tuple[Solution, bool]:
         """The ridge solution on these rows, and whether float64 had the digits for it. active: (n,), True for the rows.
 
         The solution is computed from the sums alone, so its bits do not depend on the way the rows were summed. If float64
@@ -126,7 +103,7 @@ class ActiveSums:
         )
         if self.empty:
             return solution, True
-        w, beta, mu, n, factor, units, share = solve_sums(self, scale, small)
+        w, beta, mu, n, factor, units, share = solve_sums(self, scale)
         # 1e-7: least share of a column's square that the columns before it do not explain: at 1e-7 half of the digits are lost
         sound = share >= 1e-7
         if by_rows or not sound:
@@ -143,7 +120,7 @@ class ActiveSums:
         rows, D, centred = self.rows, scale.width(self.rows.in_features), scale.intercept == "free"
         slots = slots[rows.saved_order(slots)]
         R = torch.zeros(0, D + 1, dtype=torch.float64, device=rows.device)
-        for part in slots.split(CHUNK_ROWS):
+        for part in slots.split(4096):
             labels, q = rows.labels[part], rows.q[part].to(torch.float64)
             root = (self.groups.by_row(labels) * rows.copies[part]).sqrt()[:, None]
             y = torch.where(labels == self.label, 1.0, -1.0).to(torch.float64)[:, None]
@@ -164,48 +141,21 @@ class ActiveSums:
         return w, Factor(R[:, :D].mT.contiguous(), D, info)
 
 
-def chunks(bounds: Tensor) -> list[slice]:
-    """Runs of rows whose products stay exact in float64. bounds: (n,), bounds on the squares."""
-    host = bounds.cpu().numpy()
-    out, start, total = [], 0, 0.0
-    for i, bound in enumerate(host.tolist()):
-        if i > start and (total + bound > gram.LARGEST_EXACT_INTEGER or i - start >= CHUNK_ROWS):
-            out.append(slice(start, i))
-            start, total = i, 0.0
-        total += bound
-    out.append(slice(start, len(host)))
-    return out
-
-
-def solve_sums(sums: ActiveSums, scale: RowScale, small: bool) -> SolvedSystem:
-    """Solve for the class of some sums.
-
-    If rounding has removed the ridge from the sums, eigenvalues are raised to the ridge, which is good enough to start a
-    search. The ``info`` of the factor is then not 0.
-    """
-    J, device = sums.rows.in_features, sums.rows.device
-    weights, groups, sides = [], [], []
-    for weight, packed, (number, own) in zip(sums.groups.values, sums.packed, sums.counts, strict=True):
-        if packed is not None and number:
-            total, mine = gram.side_view(packed, J, SIDE_COLUMNS)[:2]
+def solve_sums(sums: ActiveSums, scale: RowScale) -> SolvedSystem:
+    """Solve for the class of some sums."""
+    J, weights, groups, sides = sums.rows.in_features, [], [], []
+    for g, (weight, (number, own)) in enumerate(zip(sums.groups.values, sums.counts.tolist(), strict=True)):
+        if number:
+            total, mine = gram.side_view(sums.sums.total(g), J, 2)
             weights.append((weight, 2 * own - number))
-            groups.append(GroupSums(weight, packed, total, torch.tensor(number, device=device)))
+            groups.append(GroupSums(weight, sums.sums.total(g), total, sums.counts[g, 0]))
             sides.append(2 * mine - total)
 
     def targets(centre: Centre | None) -> tuple[Tensor, Tensor]:
-        rhs = torch.zeros(1, J, dtype=torch.float64, device=device)
+        rhs = torch.zeros(1, J, dtype=torch.float64, device=sums.rows.device)
         for (weight, y), side in zip(weights, sides, strict=True):
             rhs[0] += weight * (side if centre is None else side - y * centre.c).to(torch.float64)
         return rhs, rhs.new_tensor([sum(weight * y for weight, y in weights)])
 
     units = Units(scale.step, 1.0, scale.rho)
-    return solve_problem(
-        RidgeProblem(groups, targets, J, units, scale.intercept, small, scale.standard), raised_to_ridge
-    )
-
-
-def raised_to_ridge(work: Tensor, D: int, floor: float) -> Factor:
-    """A factor of the system with its eigenvalues raised to the ridge. Its ``info`` reports that they were raised."""
-    check_finite(work, D, floor)
-    factor = clamped_factor(work, D, work.new_tensor(floor))[0]
-    return factor._replace(info=torch.ones_like(factor.info))
+    return solve_problem(RidgeProblem(groups, targets, J, units, scale.intercept, scale.standard))

@@ -19,7 +19,6 @@ from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.pending import Pending
 from torchlssvm.linear.solvers import make_solver
 from torchlssvm.linear.standardization import standardization
-from torchlssvm.statistics.statistics import SCALES
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
@@ -199,7 +198,7 @@ def _select(
     if not scales:
         raise ValueError("scale is empty: give one or more of None and 'std', or None for the head's own")
     for one in scales:
-        checks.one_of(one, "scale", SCALES)
+        checks.one_of(one, "scale", (None, "std"))
     if head.n == 0:
         head._view()  # raises if there is nothing to choose by
     judged = []
@@ -287,9 +286,8 @@ def select_groups(
             head._view()  # raises if there is nothing to choose by
         value, stats = head.rho if rho is None else checks.positive(rho, "rho"), head.statistics
         weights = normal.class_weights(head.class_weight, stats.counts.to(torch.float64))
-        standard = standardization(stats) if stats.scale else None
         units = normal.Units.of(stats.choices, value)
-        m = normal.moments(stats, units, head.intercept, weights, standard=standard)
+        m = normal.moments(stats, units, head.intercept, weights, standard=standardization(stats))
         steps = eliminate(m.G, m.rhs, float(m.T.mean()), list(parts.values()), value, float(stats.n), bool(m.weight))
         seconds, names, candidates = time.perf_counter() - start, list(parts), []
         for kept, error in steps:

@@ -16,15 +16,12 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.modes import atomically
+from torchlssvm.linear.checkpoint import FORMAT
 from torchlssvm.linear.locking import exclusive, give_lock
-from torchlssvm.linear.solution import NotPositiveDefinite, Solution
+from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import real_targets
 from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, joint_changes
-
-FORMAT = 1
-"""Format of a saved head; files with another number are refused."""
-
-_SAME_COUNT = 1e-9  # a sum of weights of about 1 that is below this is rounding
+from torchlssvm.statistics.statistics import RELATIVE_ROUNDING
 
 
 class CompactLSSVMHead(nn.Module):
@@ -213,7 +210,7 @@ class CompactLSSVMHead(nn.Module):
             if batch.labels is not None:
                 counts = counts.index_add(0, batch.labels, _weights(batch), alpha=sign)
             least = checks.to_host(counts.amin())
-            if least[0][0] < -_SAME_COUNT:
+            if least[0][0] < -RELATIVE_ROUNDING:
                 raise checks.removal_error(f"a count would fall to {least[0][0]:g}")
         return counts
 
@@ -224,11 +221,11 @@ class CompactLSSVMHead(nn.Module):
             return self
         n = self.n + sum(batch.size * sign for batch, sign in changes)
         removes = any(sign < 0 for _, sign in changes)
-        if removes and (not self.n or n < -_SAME_COUNT):
+        if removes and (not self.n or n < -RELATIVE_ROUNDING):
             raise checks.removal_error(f"only {self.n:g} samples are held")
         counts, solution, size = self._counts_after(changes), self._solution(), cost.batch_size(self.in_features)
         if (
-            removes and abs(n) < _SAME_COUNT
+            removes and abs(n) < RELATIVE_ROUNDING
         ):  # without samples there is no mean to update, so only the leverage reveals other samples
             if len(changes) == 1 and bool(self._leverages(changes[0][0]).amax() > 1 + 1e-6):
                 raise checks.removal_error("the last samples held are others")
@@ -238,7 +235,7 @@ class CompactLSSVMHead(nn.Module):
                 y, d = real_targets(batch, self.num_classes), sign * _weights(batch)
                 rows = self._rows(batch) / self.rho**0.5
                 if solution.empty and not removes and len(rows) > size:
-                    _train(solution, rows, y, d)
+                    solution.train(rows, y, d)
                     continue
                 for part in zip(rows.split(size), y.split(size), d.split(size), strict=True):
                     if solution.pending + len(part[0]) > size:
@@ -252,7 +249,7 @@ class CompactLSSVMHead(nn.Module):
         """Take in the rows that are pending."""
         try:
             solution.take_in()
-        except NotPositiveDefinite as error:
+        except TooInaccurate as error:
             raise checks.removal_error("without these samples the system would not be positive definite") from error
         solution.inverse()
 
@@ -327,16 +324,3 @@ class CompactLSSVMHead(nn.Module):
 def _weights(batch: SampleBatch) -> Tensor:
     """Weights (B,) of a batch, 1 unless given."""
     return torch.ones(len(batch), dtype=torch.float64, device=batch.x.device) if batch.mult is None else batch.mult
-
-
-def _train(solution: Solution, V: Tensor, y: Tensor, d: Tensor) -> None:
-    """The initial training: one solve. V: (n, D); y: (n, K); d: (n,)."""
-    n, mu, beta = 1.0, solution.mu, solution.beta
-    if solution.centred:
-        n, mu, beta = float(d.sum()), d @ V / d.sum(), d @ y / d.sum()
-    weighted = (V - mu) * d[:, None]
-    B = weighted.mT @ (V - mu)
-    B.diagonal().add_(1.0)
-    L = torch.linalg.cholesky(B)
-    w, P = torch.cholesky_solve(weighted.mT @ (y - beta), L), torch.cholesky_inverse(L)
-    solution.set_base(w, beta, mu, n, P=P)

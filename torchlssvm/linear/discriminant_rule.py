@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, discriminant
 from torchlssvm.functional.discriminant import WithinClass
+from torchlssvm.functional.system import Centre
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.standardization import Standardization
@@ -73,7 +74,7 @@ def class_means(stats: Statistics, weights: Tensor | None) -> ClassMeans:
     All sums are taken about the integer c nearest to the mean, which avoids cancellation.
     """
     V, n = stats.class_sums()  # (K, J), (K,), in steps
-    c = (V.sum(0).to(torch.float64) / n.sum().to(torch.float64)).round().to(V.dtype)
+    c = Centre.of(V.sum(0), n.sum()).c
     s = (V - n[:, None] * c).to(torch.float64)  # sums of q - c by class
     per_class = weights if weights is not None else torch.ones_like(n, dtype=torch.float64)
     count = n.to(torch.float64)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional.gram import exact_products
 from torchlssvm.linear.active_sums import WeightGroups
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.row_scale import RowScale
@@ -40,11 +41,8 @@ LONGEST_ROWS = 1e13
 BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
 """Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
 
-LIMB_BITS = 16
-"""Bits of a limb. With rows of 26 bits, the sum of 2^11 products fits into the 53 bits of float64."""
-
-BLOCK_TERMS = 2**11
-"""Terms of one exact sum: 2^11 products of 26 and 16 bits are at most 2^53."""
+LIMB_BITS, BLOCK_ROWS = 16, 2**11
+"""Bits of a limb, and rows that are read at a time. The sum of 2^11 products of 26 and 16 bits fits into 53 bits."""
 
 Integers = NDArray[Any]
 """An array of Python integers (dtype object)."""
@@ -152,10 +150,10 @@ class ExactRefinement:
         limbs = split_limbs(t)
         total = np.zeros((self.rows.in_features, limbs.shape[1]), dtype=np.int64)
         parts: Integers = np.zeros(self.rows.in_features, dtype=object)
-        for a in range(0, len(self.slots), BLOCK_TERMS):
-            block = self.rows.q[self.slots[a : a + BLOCK_TERMS]].to(torch.float64)
-            total += sum_products(block.mT, limbs[a : a + BLOCK_TERMS])
-            if a // BLOCK_TERMS % 512 == 511:  # sums of 2^53 in int64
+        for i, (some, part) in enumerate(zip(self.slots.split(BLOCK_ROWS), limbs.split(BLOCK_ROWS), strict=True)):
+            block = self.rows.q[some].to(torch.float64)
+            total += exact_products(block.mT, part.mT.to(block.device)).cpu().numpy()
+            if i % 512 == 511:  # sums of 2^53 in int64
                 parts, total = parts + join_limbs(total), np.zeros_like(total)
         g = g + parts + join_limbs(total)
         g_b = int(t.sum()) if len(t) else 0
@@ -174,12 +172,9 @@ class ExactRefinement:
         return 0 if self.mean is None else int(self.mean[0] @ W) // self.mean[1]
 
     def _products(self, slots: Tensor, W: Integers) -> Integers:
-        limbs = split_limbs(W)
-        out = [
-            sum_products(self.rows.q[slots[a : a + BLOCK_TERMS]].to(torch.float64), limbs)
-            for a in range(0, len(slots), BLOCK_TERMS)
-        ]
-        return join_limbs(np.concatenate(out)) if out else np.zeros(0, dtype=object)
+        limbs = split_limbs(W).mT.to(slots.device)
+        blocks = [self.rows.q[some].to(torch.float64) for some in slots.split(BLOCK_ROWS)]
+        return join_limbs(torch.cat([exact_products(block, limbs) for block in blocks]).cpu().numpy())
 
     def _scaled(self, g: Integers, g_b: int, solution: Solution) -> tuple[Tensor, float, float]:
         """The gradient in the coordinates of the solution (D,), its norm, and a bound on the error of a free intercept."""
@@ -246,13 +241,3 @@ def join_limbs(limbs: NDArray[np.int64]) -> Integers:
     for index in range(limbs.shape[1]):
         total = total + (limbs[:, index].astype(object) << (LIMB_BITS * index))
     return total
-
-
-def sum_products(left: Tensor, limbs: Tensor) -> NDArray[np.int64]:
-    """Multiply exactly: left @ limbs as int64. left: (m, n) integers up to 2^26 as float64; limbs: (n, L)."""
-    total = torch.zeros(left.shape[0], limbs.shape[1], dtype=torch.int64, device=left.device)
-    limbs = limbs.to(left.device)
-    for a in range(0, left.shape[1], BLOCK_TERMS):
-        total += (left[:, a : a + BLOCK_TERMS] @ limbs[a : a + BLOCK_TERMS]).to(torch.int64)
-    out: NDArray[np.int64] = total.cpu().numpy()
-    return out

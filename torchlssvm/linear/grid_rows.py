@@ -15,11 +15,9 @@ from torch import Tensor
 
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
-
-ROW_HASH_BYTES = 16
-"""Bytes of a row's hash in the index; rows with equal hashes are compared number by number."""
 
 
 @dataclass
@@ -49,7 +47,7 @@ class GridRows:
         if folder is not None and device.type != "cpu":
             raise ValueError(f"rows_folder is for a head on the CPU: the rows of this one are on {device}")
         self.in_features, self.device, self.folder = in_features, device, folder
-        self._salt = os.urandom(ROW_HASH_BYTES)
+        self._salt = os.urandom(FINGERPRINT_BYTES)
         self.clear()
 
     def clear(self) -> None:
@@ -243,7 +241,7 @@ class GridRows:
     # -- the index -----------------------------------------------------------------------------------------------------
 
     def _key(self, row: NDArray[np.int32], label: int) -> bytes:
-        total = hashlib.blake2b(row.tobytes(), digest_size=ROW_HASH_BYTES, key=self._salt)
+        total = hashlib.blake2b(row.tobytes(), digest_size=FINGERPRINT_BYTES, key=self._salt)
         total.update(label.to_bytes(8, "little", signed=True))
         return total.digest()
 

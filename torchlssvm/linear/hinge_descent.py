@@ -36,18 +36,15 @@ class HingeDescent:
         scale: units, rho and the intercept.
         signs: (n, C), targets of -1 and +1.
         weight: (n, C), class weight times copies; 0 leaves a row out of a problem.
-        small: see :func:`~torchlssvm.functional.system.fill_system`.
         order: (n,), places of the rows in the order of ``signs`` and ``weight``; None keeps the present order.
     """
 
-    def __init__(
-        self, total: ActiveSums, scale: RowScale, signs: Tensor, weight: Tensor, small: bool, order: Tensor | None = None
-    ):  # fmt: skip
+    def __init__(self, total: ActiveSums, scale: RowScale, signs: Tensor, weight: Tensor, order: Tensor | None = None):
         self.q, self.scale, self.signs, self.weight, self.order = total.rows.q, scale, signs, weight, order
         # 4: one sample in four is taken to be active; of ten classes a fifth to a third are. I + V^T V / 4 is the system of a
         # rho four times as large.
         wider = replace(scale, rho=scale.rho * 4)
-        _, _, mu, n, self._factor, self._units, _ = solve_sums(total, wider, small)
+        _, _, mu, n, self._factor, self._units, _ = solve_sums(total, wider)
         self._mu, self._active_weight = mu * (wider.root / scale.root), n / 4
 
     def start(self) -> DescentPoint:

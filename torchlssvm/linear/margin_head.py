@@ -222,15 +222,8 @@ class MarginHead(LinearHead):
         """Exact scores (B, K) of samples held, each by the head that never saw it, with the active sets of that head.
 
         Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
-        class keeps its current score. Class weights that depend on the class counts are derived again without the sample.
-        ``scale="std"`` keeps the scale of all samples held. You can pass any part of the samples held.
-
-        Args:
-            x: (B, J), as added.
-            y: (B,), as added.
-            weight: (B,), as added.
-            groups: (B,) numbers or names. Each whole group is left out instead; pass all samples of a group in one call.
-            pairs: accepted for compatibility with :class:`~torchlssvm.LSSVMHead`. It has no effect, as this head has no pairs.
+        class keeps its current score. Arguments as for :meth:`torchlssvm.LSSVMHead.leave_one_out`; ``pairs`` has no effect, as
+        this head has no pairs.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -251,21 +244,8 @@ class MarginHead(LinearHead):
     ) -> Tensor:  # fmt: skip
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
-        With ``on="loss"``, a positive value means that the loss would rise, so removing such a sample hurts. With
-        ``scale="std"`` the scale stays that of all samples held.
-
-        Args:
-            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
-            y: (B,), their labels.
-            x_val: (V, J), where to look.
-            y_val: (V,) labels, for "loss" and "accuracy".
-            what: ``"remove"``, ``"add"`` or ``"relabel"``.
-            on: ``"loss"`` (mean squared hinge over points and classes) or ``"accuracy"``, returns (B,); ``"scores"``, returns
-                (B, V, K); or a function from scores (b, V, K) to one number for each change (b,).
-            y_new: (B,), for ``"relabel"``.
-            weight: (B,), as added.
-            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
-                which they first appear.
+        Arguments as for :meth:`torchlssvm.LSSVMHead.influence`, with labels for targets. ``on="loss"`` is the mean squared
+        hinge over points and classes.
 
         >>> import torch
         >>> from torchlssvm import MarginHead

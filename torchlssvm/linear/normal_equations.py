@@ -17,12 +17,6 @@ from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 
-LARGEST_FLOAT_CENTRED_SUM = 2**50
-"""Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
-
-LARGEST_RIDGE = 1e300
-"""Largest ridge in grid units. Up to it, float64 can still hold the ridge plus sums of squares of up to 2^63."""
-
 
 class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
@@ -61,13 +55,19 @@ class SolvedSystem(NamedTuple):
     n: float
     factor: Factor
     scale: Tensor | float
-    share: float  # least share of a column's square that the columns before it do not explain; 0 after a repair
+    share: float  # least share of a column's square that the columns before it do not explain; 0 if eigenvalues were raised
 
 
-def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
-    """Weights (K,) by class. "balanced": n / (K n_k) over the classes present; "complement": (n - n_k) / n."""
+def class_weights(option: str | Tensor | None, counts: Tensor, labels: tuple[int, int] | None = None) -> Tensor | None:
+    """Weights (K,) by class. "balanced": n / (K n_k) over the classes present; "complement": (n - n_k) / n.
+
+    counts: (K,); labels: two classes that are weighted as if there were no others.
+    """
     if option is None or isinstance(option, Tensor):
         return option
+    if labels is not None:
+        pair, counts = counts[list(labels)], torch.zeros_like(counts)
+        counts[list(labels)] = pair
     n = counts.sum().to(torch.float64)
     if option == "complement":
         # With only one class every weight would be zero, although no class is rare.
@@ -101,16 +101,6 @@ def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, 
     return [GroupSums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
 
 
-def write_constant(work: Tensor, groups: list[GroupSums], J: int, rho: float, about: Centre | None = None) -> None:
-    """The row of a constant feature, with rho on its diagonal; ``about``: beside features centred there. work: (n, n)."""
-    one = [1.0 if g.weight is None else g.weight for g in groups]
-    n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum()
-    sums = [g.m if about is None else g.m - g.n * about.c for g in groups]
-    row = torch.stack([w * m.to(torch.float64) for w, m in zip(one, sums, strict=True)]).sum(0)
-    work[J, :J] = row if about is None else row - n * (about.rest / about.n)
-    work[J, J] = n + rho
-
-
 Targets: TypeAlias = Callable[[Centre | None], tuple[Tensor, Tensor]]
 """Sums of t (q - c) (K, J) and of the targets t (K,) in steps, for the integers c near a mean; in integers up to there."""
 
@@ -122,7 +112,6 @@ class RidgeProblem(NamedTuple):
         groups: sums of q q^T, with their weights.
         targets: the sums for the right-hand side.
         J, units, intercept: features, units of features and targets with rho, and "free", "penalized" or "none".
-        small: see :func:`~torchlssvm.functional.system.fill_system`.
         standard: the standardization of the features, whose unit is then 1.
         n: total weight of the samples, if it is known without a read from the device.
     """
@@ -132,7 +121,6 @@ class RidgeProblem(NamedTuple):
     J: int
     units: Units
     intercept: str
-    small: bool
     standard: Standardization | None = None
     n: float | None = None
 
@@ -149,15 +137,13 @@ class RidgeProblem(NamedTuple):
     def write_matrix(self, work: Tensor, ridge: float, rho: float) -> Centre | None:
         """Write the matrix (n, n), with ``ridge`` in grid units, or with rho if features are standardised; return the mean."""
         J, D, standard = self.J, self.size, self.standard
-        centred, plain = self.intercept == "free", standard is None
-        about = None if standard is None or centred else standard.centre
-        centre = fill_system(work, self.groups, J, ridge if plain else 0.0, centred, self.small, about)
-        if D > J:
-            write_constant(work, self.groups, J, rho if plain else 0.0, about)
-        if standard is not None:
-            work[:J, :J].div_(standard.deviation).div_(standard.deviation[:, None])
-            work[J:D, :J].div_(standard.deviation)
-            work.diagonal()[:D].add_(rho)
+        if standard is None:
+            return fill_system(work, self.groups, J, ridge, self.intercept, rho)
+        about = None if self.intercept == "free" else standard.centre
+        centre = fill_system(work, self.groups, J, 0.0, self.intercept, 0.0, about)
+        work[:J, :J].div_(standard.deviation).div_(standard.deviation[:, None])
+        work[J:D, :J].div_(standard.deviation)
+        work.diagonal()[:D].add_(rho)
         return centre
 
     def right_hand_side(self, centre: Centre | None) -> tuple[Tensor, Tensor]:
@@ -177,13 +163,12 @@ class RidgeProblem(NamedTuple):
         return mean, y / centre.n, float(centre.n) if self.n is None else self.n
 
 
-def solve_problem(
-    problem: RidgeProblem, repair: Callable[[Tensor, int, float], Factor], work: Tensor | None = None
-) -> SolvedSystem:
+def solve_problem(problem: RidgeProblem, work: Tensor | None = None) -> SolvedSystem:
     """Solve a ridge problem by one Cholesky factorization: w' = sqrt(rho) w, in the coordinates of :mod:`~.solution`.
 
     ``work`` is a :func:`~torchlssvm.functional.system.workspace`, which is overwritten by the factor. If rounding has removed
-    the ridge, ``repair`` makes a factor from a matrix (n, n), its size D and the ridge.
+    the ridge, eigenvalues are raised to the ridge, and ``share`` is 0. Raises ConvergenceError if float64 cannot hold the
+    system.
     """
     D, rho, ridge = problem.size, problem.units.rho, grid_ridge(problem.units.rho, problem.feature)
     work = workspace(D, problem.groups[0].packed.device) if work is None else work
@@ -200,7 +185,13 @@ def solve_problem(
     if info != 0:
         share = 0.0
         problem.write_matrix(work, ridge, rho)
-        factor = repair(work, D, min(ridge, rho) if D > problem.J else ridge)
+        top, floor = float(work.diagonal()[:D].amax()), min(ridge, rho) if D > problem.J else ridge
+        if not math.isfinite(top):
+            raise ConvergenceError(
+                f"the system cannot be solved in float64: its largest entry is {top:.1e} beside a ridge of {floor:.1e}, in "
+                "grid units. Use class weights of a usual size. The samples are still held."
+            )
+        factor, _ = clamped_factor(work, D, work.new_tensor(floor))
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     target = problem.units.target
     return SolvedSystem(w * target, beta * target, mean * (1.0 / math.sqrt(rho)), n or 1.0, factor, units, share)
@@ -219,8 +210,7 @@ def head_problem(
         return Y - y[:, None] * (centre.c if weights is None else centre.c.to(torch.float64)), y
 
     return RidgeProblem(
-        weighted_sums(stats, weights, labels), targets, stats.in_features, units, intercept,
-        not stats.exact or stats.largest_square() < LARGEST_FLOAT_CENTRED_SUM, standard,
+        weighted_sums(stats, weights, labels), targets, stats.in_features, units, intercept, standard,
         float(stats.n) if weights is None and labels is None else None,
     )  # fmt: skip
 
@@ -231,12 +221,17 @@ def solve(
 ) -> SolvedSystem:  # fmt: skip
     """Solve from statistics; arguments as for :func:`head_problem` and :func:`solve_problem`."""
     problem = head_problem(stats, scale, intercept, weights, labels, standard)
-    solved = solve_problem(problem, repaired_factor, work)
-    error = torch.finfo(torch.float64).eps / solved.share if solved.share > 0 else 0.0  # a repair has warned already
+    solved = solve_problem(problem, work)
+    error = torch.finfo(torch.float64).eps / solved.share if solved.share else math.inf
     if error > 1e-9:  # of scores, relative
+        off = (
+            f"off by {error:.0e} of their size"
+            if solved.share
+            else "wrong: the system is singular to working precision"
+        )
         warnings.warn(
-            f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be off by "
-            f"{error:.0e} of their size. Use a larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
+            f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be {off}. Use a "
+            "larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
             NumericalWarning,
             stacklevel=2,
         )
@@ -282,38 +277,12 @@ def _squares(
     return torch.tensor(exact, dtype=torch.float64, device=side.device)
 
 
-def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
-    """The largest entry of a system (). Raises ConvergenceError if float64 cannot hold it. work: (n, n); floor: the ridge."""
-    top = work.diagonal()[:D].amax()
-    if not bool(top.isfinite()):
-        raise ConvergenceError(
-            f"the system cannot be solved in float64: its largest entry is {float(top):.1e} beside a ridge of {floor:.1e}, in "
-            "grid units. Use class weights of a usual size. The samples are still held."
-        )
-    return top
-
-
 def grid_ridge(rho: float, step: float) -> float:
     """rho in grid units, rho / step^2. Raises ConvergenceError if float64 cannot hold it."""
-    if rho > LARGEST_RIDGE * step**2:
+    most = 1e300 * step**2  # up to 1e300, float64 holds the ridge plus sums of squares of up to 2^63
+    if rho > most:
         raise ConvergenceError(
             f"rho = {rho:.1e} is too large for features in steps of {step:.1e}: in grid units it is beyond float64. Use a rho "
-            f"of at most {LARGEST_RIDGE * step**2:.1e}. The samples are still held."
+            f"of at most {most:.1e}. The samples are still held."
         )
     return rho / step**2
-
-
-def repaired_factor(work: Tensor, D: int, floor: float) -> Factor:
-    """Make a factor after rounding made Cholesky fail: raise eigenvalues to the ridge, and warn.
-
-    Raises ConvergenceError for a system that float64 cannot hold.
-    """
-    top = check_finite(work, D, floor)
-    factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    warnings.warn(
-        f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "
-        f"ridge {floor:.1e}, in grid units): eigenvalues were raised to the ridge. A larger rho is advised.",
-        NumericalWarning,
-        stacklevel=2,
-    )
-    return factor

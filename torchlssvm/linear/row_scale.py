@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.squared_hinge import SWEEP_NUMBERS
+from torchlssvm.functional.squared_hinge import float_blocks
 from torchlssvm.linear.standardization import Standardization
 
 
@@ -55,8 +55,8 @@ class RowScale:
         """Lengths of q factor (n,). q: (n, J) integers; norms: (n,) of q."""
         if self.standard is None:
             return norms * self.factor
-        size, factor = max(16, SWEEP_NUMBERS // max(q.shape[1], 1)), self.factor
-        parts = [(q[a : a + size] * factor).norm(dim=1) for a in range(0, len(q), size)]
+        factor = self.factor
+        parts = [(block * factor).norm(dim=1) for _, block in float_blocks(q)]
         return torch.cat(parts) if parts else norms.clone()
 
     def reach(self, mu: Tensor) -> float:

@@ -21,11 +21,7 @@ from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_lower
 
 
 class TooInaccurate(Exception):
-    """The pending removals take away most of the system, so Theorem 1 would lose digits."""
-
-
-class NotPositiveDefinite(TooInaccurate):
-    """The pending removals would take away more than the system holds."""
+    """The pending removals take away most of the system, or more than it holds, so Theorem 1 would lose digits."""
 
 
 class Solution:
@@ -168,6 +164,18 @@ class Solution:
             F = inverse_lower(factor.L[: self.D, : self.D]).mul_(scale)
         return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0)
 
+    def train(self, V: Tensor, y: Tensor, d: Tensor) -> None:
+        """Take in the first samples by one solve. V: (n, D); y: (n, K); d: (n,) > 0."""
+        n, mu, beta = 1.0, self.mu, self.beta
+        if self.centred:
+            n, mu, beta = float(d.sum()), d @ V / d.sum(), d @ y / d.sum()
+        weighted = (V - mu) * d[:, None]
+        B = weighted.mT @ (V - mu)
+        B.diagonal().add_(1.0)
+        L = torch.linalg.cholesky(B)
+        w, P = torch.cholesky_solve(weighted.mT @ (y - beta), L), torch.cholesky_inverse(L)
+        self.set_base(w, beta, mu, n, P=P)
+
     # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 
     def take_in(self) -> None:
@@ -191,9 +199,7 @@ class Solution:
             G += 1.0 / n
         change = theorem1.factor_change(G, d, adds)
         (info,), (pivot,) = checks.to_host(change.info, change.pivot)
-        if info != 0:
-            raise NotPositiveDefinite
-        if pivot < self.least_pivot:
+        if info != 0 or pivot < self.least_pivot:
             raise TooInaccurate
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)

@@ -23,9 +23,6 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 
-RELEASED_NUMBERS = 2**25
-"""Numbers (256 MiB) of a square system beyond which its memory is free while many rows are summed."""
-
 
 @dataclass
 class SolverOptions:
@@ -120,7 +117,8 @@ class SharedSolver:
 
     def release(self, rows: int) -> None:
         """Free the memory of a large system if a change of ``rows`` rows will need a new solve."""
-        if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
+        sums = self.stats.accumulator
+        if sums is not None and sums.direct and not self.solution.update_pays(self.stats.in_features, rows):
             self._work = None
             self.reset()
 
@@ -169,10 +167,8 @@ class SharedSolver:
 
     def solve(self) -> None:
         """Solve from statistics, and forget what was pending."""
-        weights = self.options.class_weight
-        if isinstance(weights, str):
-            weights = normal.class_weights(weights, self.stats.counts)
-        standard = standardization(self.stats) if self.stats.scale else None
+        weights = normal.class_weights(self.options.class_weight, self.stats.counts)
+        standard = standardization(self.stats)
         units = normal.Units.of(self.stats.choices, self.options.rho)
         with threads_for(self.solution.D**3 / 3):
             base = normal.solve(self.stats, units, self.options.intercept, weights, work=self._work, standard=standard)
@@ -225,7 +221,7 @@ class SharedSolver:
         self.reset()
         if not self.stats.empty:
             self.solution.set_base(state["w"], state["beta"], state["mu"], float(state["n"]), P=P)
-            self.standard = standardization(self.stats) if self.stats.scale else None
+            self.standard = standardization(self.stats)
             self.stale = False
 
     def state(self) -> dict[str, Tensor]:
@@ -278,16 +274,10 @@ class PairwiseSolver:
 
     def _solve(self, pair: tuple[int, int], standard: Standardization | None) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
-        counts = self.stats.counts[list(pair)]
         scale = normal.Units.of(self.stats.choices, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
-        if self.stats.kind is not None and bool(counts.any()):
-            weights = None
-            if self.options.class_weight is not None:  # each pair is a problem of its own, with its own balance
-                option = self.options.class_weight
-                two = option[list(pair)] if isinstance(option, Tensor) else normal.class_weights(option, counts)
-                weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
-                weights[list(pair)] = two if two is not None else 1.0
+        if self.stats.kind is not None and bool(self.stats.counts[list(pair)].any()):
+            weights = normal.class_weights(self.options.class_weight, self.stats.counts, pair)
             base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, standard=standard)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         w, b = real_weights(solution, self.options, J, standard)
@@ -296,9 +286,7 @@ class PairwiseSolver:
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, pairs) and b (pairs,)."""
         missing = [pair for pair in self.pairs if pair not in self._w]
-        standard = None
-        if self.stats.scale and missing and not self.stats.empty:
-            standard = standardization(self.stats)
+        standard = standardization(self.stats) if missing else None
         with threads_for(self.stats.in_features**3):
             for pair in missing:
                 self._solve(pair, standard)

@@ -50,21 +50,19 @@ class Standardization(NamedTuple):
         return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
-def standardization(stats: Statistics) -> Standardization:
-    """Standardization of the samples held, for statistics whose ``scale`` asks for it."""
-    assert stats.accumulator is not None
+def standardization(stats: Statistics) -> Standardization | None:
+    """Standardization of the samples held; None without samples, or if ``scale`` does not ask for it."""
+    if stats.scale is None or stats.empty:
+        return None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
-    weight = n.to(torch.float64)
-    c = (m.to(torch.float64) / weight).round().to(m.dtype)
-    rest = m - n * c
-    squares = stats.diagonal().sum(0)
-    about = (squares - c * (m + rest)).to(torch.float64)
-    spread = about - rest.to(torch.float64).square() / weight  # n var
+    centre, squares = Centre.of(m, n), stats.diagonal().sum(0)
+    about = (squares - centre.c * (m + (m - n * centre.c))).to(torch.float64)
+    spread = about - centre.rest.square() / centre.n  # n var
     floor = torch.zeros_like(spread)
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
         floor = squares * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
     resolution = stats.grid.resolution if stats.grid else 1.0
-    deviation = torch.where(spread > floor, (spread / weight).clamp(min=0.0).sqrt(), 1.0 / resolution)
-    return Standardization(Centre(c, rest.to(torch.float64), weight), deviation, resolution, squares)
+    deviation = torch.where(spread > floor, (spread / centre.n).clamp(min=0.0).sqrt(), 1.0 / resolution)
+    return Standardization(centre, deviation, resolution, squares)

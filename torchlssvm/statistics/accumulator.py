@@ -32,32 +32,31 @@ PRODUCT_ROWS = 1024
 SHARED_RUNS = 4
 """Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
 
-_carrying = threading.Lock()  # held while a thread adds to canonical sums
-
 DIRECT_NUMBERS = 2**24
 """Numbers (128 MiB) of a group beyond which products are added strip by strip, to avoid a second array of that size."""
+
+_carrying = threading.Lock()  # held while a thread adds to canonical sums
 
 
 @dataclass
 class SignedRows:
     """Signed rows to be summed: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
 
-    One-hot side columns may be given as their labels z (B,). ``codes`` are group codes (B,), or None for one group. ``mult``
-    are multiplicities (B,), or None.
+    One-hot side columns may be given as their labels z (B,). ``codes`` are group codes (B,) on the host, or None for one group.
+    ``mult`` are multiplicities (B,), or None.
 
     ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity. ``gross`` is their sum. ``sign``
-    is +1 or -1. ``observer`` is called with the rows on the grid. ``host_codes`` (B,) are the group codes on the host.
+    is +1 or -1. ``observer`` is called with the rows on the grid.
     """
 
     x: Tensor
     z: Tensor
-    codes: Tensor | None
+    codes: NDArray[np.int64] | None
     mult: Tensor | None
     bounds: NDArray[np.float64]
     gross: float
     sign: int
     observer: RowObserver | None = None
-    host_codes: NDArray[np.int64] | None = None
 
     def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
         """Write the side columns of some rows. out: (b, R)."""
@@ -80,7 +79,7 @@ class SignedRows:
         return SignedRows(
             x, self.z[some], None if self.codes is None else self.codes[some],
             None if self.mult is None else self.mult[some], bounds, float(bounds.sum()), self.sign,
-            None if seen is None else observe, None if self.host_codes is None else self.host_codes[some],
+            None if seen is None else observe,
         )  # fmt: skip
 
     @property
@@ -128,15 +127,15 @@ class Accumulator:
         if exact and device.type not in ("cpu", "meta"):
             require_exact_products(device)
         self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
+        # 2**17: numbers of the rows of one product among many; 1 MB of float64 stays in the cache
+        self.chunk = max(PRODUCT_ROWS, 2**17 // (J + R))
         self.sums: dict[int, Tensor] = {}
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
         self._scratch: Tensor | None = None
-        self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
-        self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self.incomplete = False
         """True while rows wait, or float64 sums are not yet carried."""
 
@@ -161,10 +160,6 @@ class Accumulator:
             self._scale[start:stop] = change.scale
             if change.codes is not None:
                 self._codes[start:stop] = change.codes
-                if change.host_codes is not None:
-                    self._host_codes[start:stop] = change.host_codes
-            sign = float(change.sign) if change.mult is None else None
-            self._uniform = sign if start == 0 or self._uniform == sign else None
             self._length = stop
             self._tail_bound += change.gross
             views.append(q)
@@ -181,9 +176,9 @@ class Accumulator:
             if change.codes is None:
                 self._push_group(0, change, None, change.bounds)
             else:
-                for group, index, place in self._by_group(change.codes, change.host_codes):
+                for group, index, place in self._by_group(change.codes):
                     self._push_group(group, change, index, change.bounds[place])
-            for used in (self._buffer, self._buffer_wide, self._scratch):
+            for used in (self._buffer, self._scratch):
                 if used is not None:
                     used[: len(change.x)].zero_()
 
@@ -200,44 +195,35 @@ class Accumulator:
         index, columns = change.x.indices()
         scale = change.scale
         scaled = q * (scale[index] if isinstance(scale, Tensor) else scale)
-        groups = [0] if change.codes is None else torch.unique(change.codes).tolist()
-        for group in groups:
-            own = slice(None) if len(groups) == 1 or change.codes is None else change.codes[index] == group
+        codes = None if change.codes is None else torch.from_numpy(change.codes).to(self.device)[index]
+        for group in [0] if change.codes is None else np.unique(change.codes).tolist():
+            own = slice(None) if codes is None else codes == group
             entries = (index[own], columns[own], q[own], scaled[own])
             sparse_rows.add_products_(self._canonical(int(group)), *entries, change.z, self.J, self.R)
 
-    def _by_group(
-        self, codes: Tensor, host: NDArray[np.int64] | None
-    ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
-        """Return the row numbers of each group that has rows, on the device (None: all rows) and on the host.
+    def _by_group(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
+        """The row numbers of each group that has rows, on the device (None: all rows) and on the host.
 
-        The rows of a group are summed together. ``host``: the codes on the host, which avoid a synchronization.
+        The rows of a group are summed together.
         """
-        assert host is not None
-        sizes = np.bincount(host, minlength=self.groups)
+        sizes = np.bincount(codes, minlength=self.groups)
         present = sizes.nonzero()[0].tolist()
         if len(present) == 1:
-            return [(present[0], None, slice(None))]
-        if codes.device.type == "cpu" and len(present) <= 4:
-            parts = [(codes == g).nonzero()[:, 0] for g in present]
-        else:
-            parts = list(torch.argsort(codes, stable=True).split(sizes[present].tolist()))
-        if codes.device.type == "cpu":
-            places = [part.numpy() for part in parts]
-        else:
-            places = np.split(np.argsort(host, kind="stable"), np.cumsum(sizes[present])[:-1])
-        return list(zip(present, parts, places, strict=True))
+            yield present[0], None, slice(None)
+            return
+        places = np.split(np.argsort(codes, kind="stable"), np.cumsum(sizes[present])[:-1])
+        for group, place in zip(present, places, strict=True):
+            yield group, torch.from_numpy(place).to(self.device), place
 
     def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
-        chunk = max(PRODUCT_ROWS, 2**17 // (self.J + self.R))  # 1 MB of float64 stays in the cache
-        runs = split_runs(bounds, chunk)
+        runs = split_runs(bounds, self.chunk)
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
-            share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs, self.device)
+            share_out(partial(self._sum_aside, group, change, index, bounds), runs, self.device)
             self.touched.add(group)
             return
-        work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
+        work = self._room()
         if self._scratch is None:
-            self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
+            self._scratch = torch.empty(self.chunk, self.J, dtype=torch.float32, device=self.device)
         for a, b in runs:
             pick = slice(a, b) if index is None else index[a:b]
             by = self._write_rows(change, pick, work[: b - a], self._scratch)
@@ -254,15 +240,15 @@ class Accumulator:
         return None if change.mult is None else change.mult[pick]
 
     def _sum_aside(
-        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], chunk: int,
+        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64],
         runs: Iterator[tuple[int, int]],
     ) -> None:  # fmt: skip
         """Sum runs of rows in separate memory, then add the result to the group's sums: the work of one thread.
 
         The threads may finish in any order, because the sums are integers.
         """
-        work = torch.empty(chunk, self.J + self.R, dtype=torch.float64)
-        scratch = torch.empty(chunk, self.J, dtype=torch.float32)
+        work = torch.empty(self.chunk, self.J + self.R, dtype=torch.float64)
+        scratch = torch.empty(self.chunk, self.J, dtype=torch.float32)
         acc = torch.zeros(gram.packed_size(self.J, self.R, product=True), dtype=torch.float64)
         held = 0.0
         for a, b in runs:
@@ -282,18 +268,11 @@ class Accumulator:
             self.sums[group] = gram.carry_(self.sums.get(group), acc, self.J, self.R, self.dtype)
         acc.zero_()
 
-    def _wide(self, rows: int) -> Tensor:
-        """Make a buffer for more rows than the tail has."""
-        if self._buffer_wide is None:
-            self._buffer_wide = torch.empty(rows, self.J + self.R, dtype=torch.float64, device=self.device)
-        return self._buffer_wide
-
     def _room(self) -> Tensor:
         if self._buffer is None:
-            self._buffer = torch.empty(PRODUCT_ROWS, self.J + self.R, dtype=torch.float64, device=self.device)
+            self._buffer = torch.empty(self.chunk, self.J + self.R, dtype=torch.float64, device=self.device)
             self._scale = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
-            self._codes = torch.empty(PRODUCT_ROWS, dtype=torch.int64, device=self.device)
-            self._host_codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
+            self._codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
         return self._buffer
 
     def move_side(
@@ -320,26 +299,13 @@ class Accumulator:
         length, self._length = self._length, 0
         if not length:
             return
-        with threads_for(2.0 * length * self.J**2):
-            self._flush_rows(length)
-        self._room()[:length].zero_()  # a row removed later must not stay in memory
-
-    def _flush_rows(self, length: int) -> None:
         bound, self._tail_bound = self._tail_bound, 0.0
-        rows = self._room()[:length]
-        if self.groups == 1:
-            self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
-            return
-        for group, pick, _ in self._by_group(self._codes[:length], self._host_codes[:length]):
-            if pick is None:
-                self._accumulate(group, *self._signed(rows, slice(0, length)), bound)
-            else:
-                self._accumulate(group, *self._signed(rows[pick], pick), bound)
-
-    def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
-        if self._uniform is not None:
-            return rows, None, self._uniform
-        return rows, self._scale[pick], 1.0
+        rows, scale = self._room()[:length], self._scale[:length]
+        with threads_for(2.0 * length * self.J**2):
+            for group, index, _ in self._by_group(self._codes[:length]):
+                pick = slice(None) if index is None else index
+                self._accumulate(group, rows[pick], scale[pick], 1.0, bound)
+        rows.zero_()  # a row removed later must not stay in memory
 
     def _canonical(self, group: int) -> Tensor:
         """Return the canonical sums of a group, to be changed in place."""
@@ -384,7 +350,7 @@ class Accumulator:
         self.carry()
         self.incomplete = False
         if self.direct:
-            self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; the next rows reallocate it
+            self._buffer = self._scratch = None  # as large as a strip; the next rows reallocate it
 
     def total(self, group: int) -> Tensor:
         """Return the canonical packed sums of a group (zeros if it has none). The sums must be complete."""

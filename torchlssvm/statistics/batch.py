@@ -26,12 +26,6 @@ from torchlssvm.functional.threads import PASS_WORK, threads_for
 LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
 
-LEAST_STEPS = 4
-"""Deviation, in grid steps, from which a standardized column is accurate. Rounding then adds 0.5 % to its variance."""
-
-LEAST_STEPS_OF_ALL = 64
-"""The same limit for the column that varies most, since other columns have only a fraction of its deviation."""
-
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
 """Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
@@ -75,14 +69,10 @@ class SampleBatch:
         return int(self.x.shape[0])
 
 
-WHOLE_CHECK_ROWS = 4096
-"""Batches of more rows are checked with one bound for all rows. It takes half the passes and is nearly always enough."""
-
-
 class HostFacts(NamedTuple):
     """Facts about a batch that the checks need. One read from the device returns all of them.
 
-    ``largest_x`` (B,), or (1,) for all rows together; ``labels`` (B,) or ``largest_y`` (B,) for float targets; ``weight`` (B,).
+    ``largest_x`` (B,); ``labels`` (B,) or ``largest_y`` (B,) for float targets; ``weight`` (B,).
     """
 
     largest_x: NDArray[np.float64]
@@ -91,11 +81,11 @@ class HostFacts(NamedTuple):
     weight: NDArray[np.float64] | None
 
     @classmethod
-    def read(cls, x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool) -> HostFacts:
-        """Read the facts from the device. ``whole``: one maximum for all rows of x."""
+    def read(cls, x: Tensor, y: Tensor, kind: str, mult: Tensor | None) -> HostFacts:
+        """Read the facts from the device."""
         with threads_for(PASS_WORK * x.numel()):
-            parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
-            parts = [parts[0].to(torch.float64), y if kind == "labels" else checks.row_largest(y).to(torch.float64)]
+            target = y if kind == "labels" else checks.row_largest(y).to(torch.float64)
+            parts = [checks.row_largest(x).to(torch.float64), target]
             host = checks.read(*parts, *([] if mult is None else [mult]))
         labels, largest_y = (host[1], None) if kind == "labels" else (None, host[1])
         return cls(host[0], labels, largest_y, None if mult is None else host[2])
@@ -169,8 +159,7 @@ def check_batch(
     ids = _ids(ids, rules.folds, x.shape[0])
     if not x.shape[0]:
         return _no_samples(x, y, kind, rules)
-    whole = rules.exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
-    facts = HostFacts.read(x, y, kind, mult, whole)
+    facts = HostFacts.read(x, y, kind, mult)
     facts.check(given, y, mult, rules.K, rules.exact)
     if mult is not None and facts.weight is not None and not facts.weight.all():  # drop samples of weight zero
         keep = mult != 0
@@ -178,7 +167,7 @@ def check_batch(
         x, y, mult = pick_rows(x, keep), y[keep], mult[keep]
         if not x.shape[0]:
             return _no_samples(x, y, kind, rules)
-        facts = HostFacts.read(x, y, kind, mult, whole=False)
+        facts = HostFacts.read(x, y, kind, mult)
     choices = _decide(facts, kind, rules)
     if rules.choices.kind is None and rules.wanted.grid is None and choices.grid is not None:
         _warn_if_coarse(x, choices.grid, rules.standardized)
@@ -200,7 +189,7 @@ def _build(
     if choices.target_grid is not None:
         targets = choices.target_grid.quantize(y)
     size = float(x.shape[0]) if facts.weight is None else float(facts.weight.sum())
-    bounds = _bounds(x, facts, size, choices) if rules.exact else np.ones(x.shape[0])
+    bounds = _bounds(facts, choices) if rules.exact else np.ones(x.shape[0])
     largest = max([1.0, *(float(t.max()) for t in (facts.largest_x, facts.largest_y) if t is not None)])
     batch = SampleBatch(
         x, labels, targets, mult, None if folds is None else torch.from_numpy(folds).to(x.device), bounds, size,
@@ -242,7 +231,9 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
     deviation = x.to(torch.float64).std(0) / grid.resolution
     worst = torch.where(deviation > 0, deviation, torch.inf).amin() if standardized else deviation.amax()
     steps = float(worst)
-    if 0 < steps < (LEAST_STEPS if standardized else LEAST_STEPS_OF_ALL):
+    # 4: deviation, in steps, from which a standardized column is accurate: rounding then adds 0.5 % to its variance.
+    # 64: the same for the column that varies most, since other columns have only a fraction of its deviation.
+    if 0 < steps < (4 if standardized else 64):
         what = "a feature that varies" if standardized else "the feature that varies most"
         warnings.warn(
             f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
@@ -253,15 +244,10 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
         )
 
 
-def _bounds(x: Tensor, facts: HostFacts, size: float, choices: GridChoices) -> NDArray[np.float64]:
+def _bounds(facts: HostFacts, choices: GridChoices) -> NDArray[np.float64]:
     """Bound each row's contribution to any sum (B,), in steps squared."""
     assert choices.grid is not None
-    largest = facts.largest_x
-    one_for_all = len(largest) < x.shape[0]
-    at_most = (float(largest.max()) / choices.grid.resolution + 1) ** 2
-    if one_for_all and at_most * max(WHOLE_CHECK_ROWS, size / 256) > LARGEST_EXACT_INTEGER:
-        largest = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: bound each row
-    steps = np.floor(largest / choices.grid.resolution + 1) * np.ones(x.shape[0])
+    steps = np.floor(facts.largest_x / choices.grid.resolution + 1)
     if choices.target_grid is not None and facts.largest_y is not None:
         steps = np.maximum(steps, np.floor(facts.largest_y / choices.target_grid.resolution + 1))
     return steps * steps if facts.weight is None else steps * steps * facts.weight

@@ -38,9 +38,6 @@ LARGEST_SUM = 2**62
 RELATIVE_ROUNDING = 1e-9
 """Float64 sums count as zero below this share of the total that was added and removed."""
 
-SCALES = (None, "std")
-"""Values of the option ``scale``."""
-
 MATCHING_ATTRIBUTES = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
 """The attributes in which statistics must be equal to be added."""
 
@@ -144,7 +141,7 @@ class Statistics:
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize: str | None = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
-        self.scale: str | None = checks.one_of(scale, "scale", SCALES)
+        self.scale: str | None = checks.one_of(scale, "scale", (None, "std"))
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
@@ -284,12 +281,6 @@ class Statistics:
         assert self.accumulator is not None
         self.group_sums()
         return self.accumulator.diag
-
-    def largest_square(self) -> float:
-        """Return a bound on every entry of M for sums of actual samples: on the CPU the largest diagonal entry."""
-        if self.accumulator is None or self.device.type != "cpu":
-            return float(min(self.bound, LARGEST_SUM))  # known on the host, so no synchronization
-        return float(checks.to_host(self.diagonal().sum(0).amax())[0][0])
 
     @property
     def M(self) -> Tensor:
@@ -522,7 +513,7 @@ class Statistics:
         known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
         new: set[int] = set()
         for r in rows:
-            new |= {0} if r.host_codes is None else set(np.unique(r.host_codes).tolist())
+            new |= {0} if r.codes is None else set(np.unique(r.codes).tolist())
         new -= set(known)
         if not new:
             return
@@ -564,16 +555,15 @@ class Statistics:
     def _rows(self, b: SampleBatch, sign: int) -> SignedRows:
         K = self.num_classes
         gross = b.gross if self.exact else float(len(b))
-        side, codes, host_codes = b.labels, b.folds, b.host_folds
+        side, codes = b.labels, b.host_folds
         if b.labels is None:
             side = self._values(b)
         elif self.per_class:
-            codes = b.labels if b.folds is None else b.folds * K + b.labels
-            if b.host_labels is not None:
-                host_codes = b.host_labels if b.host_folds is None else b.host_folds * K + b.host_labels
+            assert b.host_labels is not None
+            codes = b.host_labels if b.host_folds is None else b.host_folds * K + b.host_labels
             side = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
         assert side is not None
-        return SignedRows(b.x, side, codes, b.mult, b.bounds, gross, sign, b.observer, host_codes)
+        return SignedRows(b.x, side, codes, b.mult, b.bounds, gross, sign, b.observer)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 for samples not held."""

@@ -20,11 +20,13 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     SampleChange,
     check_labels,
     check_samples,
+    counts_after,
     held_rows,
     other_features,
     problems,
     system_rows,
 )
+from torchlssvm.linear.solution import Solution
 from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
@@ -160,19 +162,14 @@ def _from_nothing(problem: Problem, change: SampleChange, number: int, z: Tensor
     """Scores (V, outputs), by a new solve, after a change that leaves none of a problem's present samples as it was."""
     rows, view = change.rows(number), problem.view
     outputs = 1 if problem.pair is not None else view.num_classes
-    weights = problem.class_weights(problem.counts_after(change)[number])
+    weights = problem.class_weights(counts_after(change, view.counts)[number])
     d = problem.sample_weights(None if change.new is None else change.new[rows], weights, change.weight[rows])
     if change.new is None or not bool((d > 0).any()):
         return z.new_zeros(len(z), outputs)
     v, y = held_rows(view, change.x[rows]), problem.targets(change.new[rows])
-    mu, beta = z.new_zeros(z.shape[1]), z.new_zeros(outputs)
-    if view.intercept == "free":
-        mu, beta = d @ v / d.sum(), d @ y / d.sum()
-    weighted = (v - mu) * d[:, None]
-    B = weighted.mT @ (v - mu)
-    B.diagonal().add_(1.0)
-    w: Tensor = torch.linalg.solve(B, weighted.mT @ (y - beta))
-    return (z - mu) @ w + beta
+    solution = Solution(z.shape[1], outputs, view.intercept == "free", z.device)
+    solution.train(v, y, d)
+    return (z - solution.mu) @ solution.w + solution.beta
 
 
 def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -28,9 +28,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.discriminant_rule import within_class
 
-DISCRIMINANT_LOSS = 1e-4
-"""Relative error bound from which leave-one-out scores of the discriminant cause a warning. Real errors are far lower."""
-
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
 
@@ -79,7 +76,7 @@ def _discriminant_scores(problem: Problem, change: SampleChange) -> Tensor:
     lost = (
         float(condition / (1.0 - leverage.max()).clamp(min=1e-30)) * torch.finfo(torch.float64).eps if len(out) else 0.0
     )
-    if lost > DISCRIMINANT_LOSS:
+    if lost > 1e-4:  # a bound on the relative error; real errors are far lower
         warnings.warn(
             f"rho = {view.options.rho:g} is small for these features: the relative error of leave-one-out scores may be "
             f"{lost:.1e}. Use a larger rho.",

@@ -163,7 +163,7 @@ def _removals(
     slots, old, step = changes.slots, changes.old, head._solver.scale.step
     assert slots is not None
     assert old is not None
-    after = counts_after(changes, head.counts, old, None)
+    after = counts_after(changes, head.counts)
     some = some[after[some, old[some]] > 0]  # without its last sample a class has samples of one sign only
     undecided[some] = False
     share = changes.weight / head.samples.copies[slots]

@@ -99,7 +99,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     point: DescentPoint | None = None
     for i in values.argsort(descending=True).tolist():
         before, scale = scale, replace(solver.scale, rho=float(values[i]))
-        descent = HingeDescent(total, scale, signs, weight, solver.small, order)
+        descent = HingeDescent(total, scale, signs, weight, order)
         if point is None:
             point = descent.start()
         else:

@@ -26,9 +26,6 @@ LOWEST_POWER, HIGHEST_POWER = -20, 10
 TIE_TOLERANCE = 1e-7
 """Errors within this share of the least count as equal. It is far above rounding (1e-12), and far below one sample's effect."""
 
-MINIMUM_TOLERANCE = 1e-6
-"""Largest relative excess of the error of a recorded rho over the least recomputed error: ten times that of a tie."""
-
 
 def candidates(view: HeadView) -> Tensor:
     """Powers of two (r,) around the mean eigenvalue of the features."""

@@ -230,9 +230,8 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         for problem in parts:
             if problem.pair is not None and not (_present(problem, kept) and _present(problem, out)):
                 continue
-            own = problem.spectrum(_weights_of(problem, kept), kept)
-            weights = problem.weights_of_all_classes(problem.class_weights())
-            m = normal.moments(out, view.units, "free", weights, problem.pair)
+            own = problem.spectrum(problem.class_weights(kept.counts), kept)
+            m = normal.moments(out, view.units, "free", problem.class_weights(), problem.pair)
             for i, rho in enumerate(rhos):
                 w, b = _real_weights(view, own, kept, rho)
                 miss = m.beta - (m.mu @ w + b)
@@ -245,8 +244,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
 
 def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
     """w (J, K) and b (K,) for the original features, of the model that has learned ``kept`` and takes its scale from it."""
-    (w, b), J = own.weights(rho), view.in_features
-    standard = standardization(kept) if kept.scale else None
+    (w, b), J, standard = own.weights(rho), view.in_features, standardization(kept)
     if view.intercept == "penalized":
         w, b = w[:J], b + w[J]
     return (w, b) if standard is None else standard.weights(w, b)
@@ -256,15 +254,12 @@ def _present(problem: Problem, stats: Any) -> bool:
     return bool(stats.counts[list(problem.pair or ())].sum() > 0)
 
 
-def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
-    counts = stats.counts.to(torch.float64)
-    return problem.class_weights(counts if problem.pair is None else counts[list(problem.pair)])
-
-
 def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
     """Summed weights (r,) of the samples of a fold that are misclassified by a model trained without the fold."""
     view, labels = parts[0].view, samples.y
-    own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
+    own = [
+        p.spectrum(p.class_weights(kept.counts), kept) if p.pair is None or _present(p, kept) else None for p in parts
+    ]
     v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)
     for i, rho in enumerate(rhos):
         weights = [None if s is None else _real_weights(view, s, kept, rho) for s in own]

@@ -94,7 +94,7 @@ class HeadView:
     @cached_property
     def standard(self) -> Standardization | None:
         """Standardization of the samples held; None for features as they are."""
-        return standardization(self.statistics) if self.statistics.scale else None
+        return standardization(self.statistics)
 
     @cached_property
     def system(self) -> Whitened:
@@ -282,49 +282,34 @@ class Problem:
 
     def __init__(self, view: HeadView, pair: tuple[int, int] | None = None):
         self.view, self.pair = view, pair
-        self.counts = view.counts if pair is None else view.counts[list(pair)]
 
     @property
     def total(self) -> float:
         """The number of samples (their multiplicities) in this problem."""
-        return self.view.n if self.pair is None else float(self.counts.sum())
-
-    def local(self, y: Tensor | None) -> Tensor | None:
-        """Labels (B,) as numbers of this problem's classes, -1 for others; None for float targets, and for None."""
-        if y is None or y.ndim == 2:
-            return None
-        if self.pair is None:
-            return y
-        first, second = ((y == c).to(torch.int64) for c in self.pair)
-        return second + (first + second) - 1
+        return self.view.n if self.pair is None else float(self.view.counts[list(self.pair)].sum())
 
     def targets(self, y: Tensor) -> Tensor:
         """Targets (B, K) of labels (B,), or (B, 1) for a pair; rows of other classes are meaningless. Float targets stay."""
-        local = self.local(y)
-        if local is None:
+        if y.ndim == 2:
             return y
         if self.pair is None:
-            return code_labels(local, self.view.num_classes)
-        return (1.0 - 2.0 * local.clamp(min=0).to(torch.float64))[:, None]
+            return code_labels(y, self.view.num_classes)
+        return torch.where(y == self.pair[0], 1.0, -1.0).to(torch.float64)[:, None]
 
     def sample_weights(self, y: Tensor | None, weights: Tensor | None, times: Tensor) -> Tensor:
         """d (B,): multiplicity times class weight; 0 for samples of other classes, and for None. y: as in a change."""
-        local = self.local(y)
-        if y is None or local is None:
+        if y is None or y.ndim == 2:
             return torch.zeros_like(times) if y is None else times
-        d = times if weights is None else times * weights[local.clamp(min=0)]
-        return torch.where(local >= 0, d, torch.zeros_like(d))
+        d = times if weights is None else times * weights[y]
+        return d if self.pair is None else d * ((y == self.pair[0]) | (y == self.pair[1]))
 
     def class_weights(self, counts: Tensor | None = None) -> Tensor | None:
-        """Weights by class, of this problem's classes, for given counts (K,) or those held."""
-        option = self.view.options.class_weight
-        if option is None or isinstance(option, Tensor):
-            return option if option is None or self.pair is None else option[list(self.pair)]
-        return class_weights(option, self.counts if counts is None else counts)
+        """Weights (K,) by class for given counts (K,) or those held; those of other classes are not used."""
+        return class_weights(self.view.options.class_weight, self.view.counts if counts is None else counts, self.pair)
 
     def solved(self, weights: Tensor | None) -> Whitened:
         """The system of the samples held for these class weights, from a solve."""
-        view, weights = self.view, self.weights_of_all_classes(weights)
+        view = self.view
         base = normal.solve(view.statistics, view.units, view.intercept, weights, self.pair, standard=view.standard)
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.scale)
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
@@ -333,18 +318,6 @@ class Problem:
         """As :meth:`solved`, but taken from the head's own solve if that is the same system."""
         shared = self.pair is None and not self.view.options.follows_counts
         return self.view.system if shared else self.solved(weights)
-
-    def weights_of_all_classes(self, weights: Tensor | None) -> Tensor | None:
-        """Class weights of this problem as weights of all classes."""
-        if self.pair is None or weights is None:
-            return weights
-        out = torch.zeros(self.view.num_classes, dtype=torch.float64, device=weights.device)
-        out[list(self.pair)] = weights
-        return out
-
-    def counts_after(self, change: SampleChange) -> Tensor:
-        """Samples by class of this problem after each change (changes, classes)."""
-        return counts_after(change, self.counts, self.local(change.old), self.local(change.new))
 
     def touched(self, change: SampleChange) -> Tensor:
         """Numbers of the changes that change samples of this problem."""
@@ -368,7 +341,7 @@ class Problem:
         if not self.view.options.follows_counts:
             yield self.class_weights(), list(change.batches(some))
             return
-        counts, kinds = self.counts_after(change)[some].unique(dim=0, return_inverse=True)
+        counts, kinds = counts_after(change, self.view.counts)[some].unique(dim=0, return_inverse=True)
         for i, after in enumerate(counts):
             yield self.class_weights(after), list(change.batches(some[kinds == i]))
 
@@ -393,18 +366,17 @@ class Problem:
         view = self.view
         mine = stats is None
         stats = stats or view.statistics
-        standard = view.standard if mine or not stats.scale else standardization(stats)
-        m = normal.moments(stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard)
+        standard = view.standard if mine else standardization(stats)
+        m = normal.moments(stats, view.units, view.intercept, weights, self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 
 
-def counts_after(change: SampleChange, counts: Tensor, old: Tensor | None, new: Tensor | None) -> Tensor:
-    """Samples by class after each change (changes, K). counts: (K,); old, new: labels (B,), -1 for none of these classes."""
+def counts_after(change: SampleChange, counts: Tensor) -> Tensor:
+    """Samples by class after each change (changes, K); float targets change no count. counts: (K,), before."""
     out = counts.to(torch.float64).repeat(change.count, 1)
-    for y, sign in ((old, -1.0), (new, 1.0)):
-        if y is not None:
-            part = torch.where(y >= 0, sign * change.weight, torch.zeros_like(change.weight))
-            out.index_put_((change.number, y.clamp(min=0)), part, accumulate=True)
+    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
+        if y is not None and y.ndim == 1:
+            out.index_put_((change.number, y), sign * change.weight, accumulate=True)
     return out
 
 
