@@ -181,7 +181,7 @@ class PathStart(NamedTuple):
 
 
 class RemovalPaths:
-    """The paths on which samples c (B,) leave. All c are inside S, or all are outside. Each step takes one event of every path.
+    """The paths on which samples c (B,) leave. Each step takes one event of every path.
 
     Event e of a path pivots on ``keys[e]`` with W[e]. To pivot a column, event e subtracts share_e W_e from it. share_e is the
     column's entry keys[e] after the pivots before e, divided by the pivot. So share = T entries, where T is the inverse of a
@@ -201,16 +201,17 @@ class RemovalPaths:
         self.last = np.full((B, N), -1)  # the last event of each key
         self.keys, self.before = np.zeros((2, B, E), dtype=np.int64)  # before: the last event with the same key, or -1
         self.W, self.T, self.U = np.empty((B, E, N)), np.zeros((B, E, E)), np.zeros((B, E, E))
-        self.rate = self.d[:, None] * t.T[c]
         self.ended, self.moved_at_end, self.beta_at_end = np.zeros(B, dtype=bool), np.zeros((B, N)), np.zeros((B, N))
-        if c[0] < m:  # they leave P, by (14), before they are driven
-            w, pivot = t.T[c], t.T[c, c]
-            w[self.number, c] = 1.0
-            self._record(c, self.last[self.number, c], pivot, w)
-            self.rate = (self.d / pivot)[:, None] * w
-            self.inside[self.number, c] = False
-            self.count -= 1
-            self._keep(pivot > 0.0)
+        # Margin vectors leave P, by (14), before they are driven. The first event of the others is empty: w = 0, on b.
+        in_P = c < m
+        w, pivot = t.T[c], np.where(in_P, t.T[c, c], 1.0)
+        w[self.number[in_P], c[in_P]] = 1.0
+        self.rate = (self.d / pivot)[:, None] * w
+        self._record(np.where(in_P, c, 0), self.last[:, 0], pivot, w * in_P[:, None])
+        self.last[:, 0] = -1
+        self.inside[self.number, c] = False
+        self.count -= in_P
+        self._keep(pivot > 0.0)
 
     def _keep(self, which: Array) -> None:  # (B,)
         """Drop all other paths."""
@@ -295,11 +296,11 @@ class RemovalPaths:
             out[seen], terms[seen] = own[:, None] * self.W[b[seen], last[seen]], np.abs(own)
         if e:
             keys, later = self.keys[:, :e], numbers > last[:, None]
-            entries = np.where(later & (self.before[:, :e] <= last[:, None]), np.take_along_axis(out, keys, 1), 0.0)
+            entries = np.where(later & (self.before[:, :e] <= last[:, None]), out[b[:, None], keys], 0.0)
             share = (self.T[:, :e, :e] @ entries[:, :, None])[:, :, 0]
             out -= (share[:, None] @ self.W[:, :e])[:, 0]
             terms += np.abs(share * self.W[b, :e, k]).sum(1)
-            newest = later & (np.take_along_axis(self.last, keys, 1) == numbers)
+            newest = later & (self.last[b[:, None], keys] == numbers)
             at, f = newest.nonzero()
             out[at, keys[at, f]] = -(self.U[:, :e, :e] @ share[:, :, None])[at, f, 0]
         return out, terms
@@ -315,7 +316,7 @@ class RemovalPaths:
         if e:
             above = np.where(np.arange(e) >= before[:, None], self.W[b, :e, k], 0.0)
             self.T[:, e, :e] = (above[:, None] @ self.T[:, :e, :e])[:, 0] * (-1.0 / pivot)[:, None]
-            self.U[:, :e, e] = np.take_along_axis(w, self.keys[:, :e], 1)
+            self.U[:, :e, e] = w[b[:, None], self.keys[:, :e]]
         self.T[:, e, e], self.U[:, e, e] = 1.0 / pivot, 1.0
         self.W[:, e] = w
         self.last[b, k] = e
@@ -338,11 +339,10 @@ class Paths:
         # Rounds in which paths are repeated with more tracked samples. One or two rounds are usual.
         for _ in range(4):
             found = []
-            for group in (paths[self.c[paths] < self.tableau.m], paths[self.c[paths] >= self.tableau.m]):
-                for first in range(0, len(group), PATHS_PER_BATCH):
-                    if interrupt.arrived:
-                        interrupt.hand_over()
-                    found.append(self._walk(group[first : first + PATHS_PER_BATCH]))
+            for first in range(0, len(paths), PATHS_PER_BATCH):
+                if interrupt.arrived:
+                    interrupt.hand_over()
+                found.append(self._walk(paths[first : first + PATHS_PER_BATCH]))
             paths = paths[np.isnan(self.result[paths])]
             more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(paths):
