@@ -52,7 +52,7 @@ class MultiClass(nn.Module):
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
-    _support: tuple[list[int], Tensor, list[Tensor], list[Tensor]] | None  # of all machines, once it has been asked for
+    _support: tuple[list[Any], Tensor, list[Tensor]] | None  # of all machines, once it has been asked for
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
         super().__init__()
@@ -117,19 +117,18 @@ class MultiClass(nn.Module):
     def _shared_decisions(self, x: Tensor) -> Tensor:  # (B, J) -> (B, tasks)
         """Compute the decisions of all machines from one kernel matrix, between x and all support vectors."""
         machines: list[Any] = list(self.machines)
-        changes = [m.changes for m in machines]
-        if self._support is None or self._support[0] != changes:
-            parts = [m.shared_support() for m in machines]
+        parts = [m.shared_support() for m in machines]
+        if self._support is None or any(a is not b for a, b in zip(parts, self._support[0], strict=True)):
             used, where = np.unique(np.concatenate([places for places, _ in parts]), return_inverse=True)
             ends = np.cumsum([len(places) for places, _ in parts]).tolist()
             index = torch.from_numpy(where).to(self._device)
             columns = [index[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            self._support = changes, self._gram.rows_at(used), columns, [alpha for _, alpha in parts]
-        _, rows, columns, coefficients = self._support
+            self._support = parts, self._gram.rows_at(used), columns
+        _, rows, columns = self._support
         kernel = self._gram.kernel
         assert kernel is not None
         K = kernel.tiled(machines[0].prepared(x), rows)
-        f = [K[:, c] @ a + m.b for m, c, a in zip(machines, columns, coefficients, strict=True)]
+        f = [K[:, c] @ alpha + m.b for m, c, (_, alpha) in zip(machines, columns, parts, strict=True)]
         return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)

@@ -101,8 +101,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             del trajectory[events:]
             raise
         finally:
-            machine._support = machine._shared_support = None
-            machine.changes += 1
+            machine._support.clear()
 
     return atomically(wrapped)
 
@@ -172,7 +171,6 @@ class IncrementalSVM(nn.Module):
         self._callback, self.record = callback, bool(record)
         self._reporting = False  # True while the callback runs
         self.num_classes = 2
-        self.changes = 0  # operations so far
         self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @exactly
@@ -185,8 +183,7 @@ class IncrementalSVM(nn.Module):
         """Take over a solver with its samples."""
         self._solver, self.device, self._C = content.solver, content.solver.rows.gram.device, content.C
         self.inexact, self._dropped = content.inexact, content.dropped
-        self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
-        self._shared_support: tuple[Any, Tensor] | None = None  # the same, with the places of shared samples
+        self._support: dict[str, tuple[Any, Tensor]] = {}  # "rows" or "places" of support vectors, and y alpha, once asked for
         self._install_callback()
 
     def _content(self) -> Content:
@@ -321,9 +318,9 @@ class IncrementalSVM(nn.Module):
             alpha, b = svm_gradients.solution(self.kernel.tiled(rows, rows), *known)
             K = self.kernel.tiled(self.prepared(x), rows)
             return K @ (alpha * known[0]) + b
-        if self._support is None:
-            self._support = self._find_support()
-        used, coefficients = self._support
+        if "rows" not in self._support:
+            self._support["rows"] = self._find_support()
+        used, coefficients = self._support["rows"]
         rows = self.prepared(x)
         K = rows[:, used] if self.kernel is None else self.kernel.tiled(rows, used)
         f: Tensor = K @ coefficients + self.b
@@ -683,6 +680,7 @@ class IncrementalSVM(nn.Module):
         for i, at in s.where.items():
             places[at] = place_of[i]
         rows.gram, rows.places, self.kernel = gram, places, gram.kernel
+        self._support.clear()
 
     @operation
     def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> SharedChange:
@@ -698,8 +696,7 @@ class IncrementalSVM(nn.Module):
         def undo() -> None:
             put_back()
             del self.trajectory[events:]
-            self._support = self._shared_support = None
-            self.changes += 1
+            self._support.clear()
 
         def finish() -> None:
             if len(leaving):
@@ -712,12 +709,12 @@ class IncrementalSVM(nn.Module):
         return SharedChange(new, undo, finish)
 
     def shared_support(self) -> tuple[Any, Tensor]:
-        """Return the places of the support vectors (s,) in the shared store, and their y alpha (s,)."""
-        if self._shared_support is None:
+        """Return the places of the support vectors (s,) in the shared store, and their y alpha (s,): the same until a change."""
+        if "places" not in self._support:
             s, rows = self._solver.samples, self._solver.rows
             at = np.flatnonzero(s.alpha)
-            self._shared_support = rows.in_gram(at), torch.from_numpy(s.alpha[at] * s.y[at]).to(self.device)
-        return self._shared_support
+            self._support["places"] = rows.in_gram(at), torch.from_numpy(s.alpha[at] * s.y[at]).to(self.device)
+        return self._support["places"]
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
@@ -901,12 +898,7 @@ class IncrementalSVM(nn.Module):
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_solver": checkpoint.save(self._content()),
-            "_support": None,
-            "_shared_support": None,
-            "_reporting": False,
-        }
+        return self.__dict__ | {"_solver": checkpoint.save(self._content()), "_support": {}, "_reporting": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_solver")

@@ -80,6 +80,7 @@ class MarginSet:
         used: (slots,) 1.0, or 0.0 if the slot is free.
         a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
         top: an upper limit; all slots in use lie below it.
+        count: the number of margin vectors.
     """
 
     _R: Array  # (slots, slots) without the pending events
@@ -101,7 +102,7 @@ class MarginSet:
 
     def clear(self, slots: int = 8, b: float = 0.0) -> None:
         """Start without margin vectors, with this number of slots."""
-        self.top = 1
+        self.top, self.count = 1, 0
         self.watched: Watch | None = None  # None: to be chosen
         self._R_is_made = False  # all of R is zero otherwise, and its memory untouched
         self._factored: tuple[Array, BorderedFactor] | None = None  # slots and factor of A, until R is made
@@ -150,7 +151,7 @@ class MarginSet:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self.used)) - 1
+        return self.count
 
     @property
     def b(self) -> float:
@@ -335,6 +336,7 @@ class MarginSet:
             s.u[i],
         )
         s.side[i] = 0.0
+        self.count += 1
         if s.alpha[i] != 0.0:
             s.rest -= s.alpha[i] * row
         return slot
@@ -437,7 +439,7 @@ class MarginSet:
         if not together:
             self.A[at] = border
         self.A[np.ix_(old, new)] = border[:, old].T
-        self.top = max(self.top, int(new[-1]) + 1)
+        self.top, self.count = max(self.top, int(new[-1]) + 1), self.count + len(new)
         return new
 
     def _downdate(self, slots: Array) -> bool:  # (l,)
@@ -467,7 +469,8 @@ class MarginSet:
             -np.inf,
             np.inf,
         )
-        self.top = int(self.used.nonzero()[0][-1]) + 1
+        used = self.used.nonzero()[0]
+        self.top, self.count = int(used[-1]) + 1, len(used) - 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
         """Factor A, and drop samples that lie in the span of the others, preferably samples in slots ``late``.
