@@ -183,7 +183,9 @@ class IncrementalSVM(nn.Module):
         """Take over a solver with its samples."""
         self._solver, self.device, self._C = content.solver, content.solver.rows.gram.device, content.C
         self.inexact, self._dropped = content.inexact, content.dropped
-        self._support: dict[str, tuple[Any, Tensor]] = {}  # "rows" or "places" of support vectors, and y alpha, once asked for
+        self._support: dict[
+            str, tuple[Any, Tensor]
+        ] = {}  # "rows" or "places" of support vectors, and y alpha, once asked for
         self._install_callback()
 
     def _content(self) -> Content:
@@ -709,7 +711,7 @@ class IncrementalSVM(nn.Module):
         return SharedChange(new, undo, finish)
 
     def shared_support(self) -> tuple[Any, Tensor]:
-        """Return the places of the support vectors (s,) in the shared store, and their y alpha (s,): the same until a change."""
+        """Return the places of the support vectors (s,) in the shared store and their y alpha (s,), the same until a change."""
         if "places" not in self._support:
             s, rows = self._solver.samples, self._solver.rows
             at = np.flatnonzero(s.alpha)

@@ -21,7 +21,7 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
 from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
-from torchlssvm.svm.warm_start import approximate_optimum, balanced
+from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX, approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
 """From this many new samples on the wrong side, block pivoting is faster than one walk for all of them."""
@@ -39,8 +39,8 @@ of MAX_REST_ROUNDING_UNITS."""
 AT_BOUND_SHARE = 1e-13
 """If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
 START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
-"""Violations of (2) from which pivoting is tried, one after the other. The first is used only for few samples."""
-MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
+"""Violations of (2) from which pivoting is tried, one after the other. The first is used only if the whole kernel matrix is
+computed."""
 TRADES_PER_SAMPLE = 5, 100
 """Trades for each sample after which an approximation ends: at first, and if that is not enough."""
 MAX_FEW_INSIDE = 512
@@ -258,7 +258,7 @@ class PathSolver:
         """
         s = self.samples
         self.last_method, alpha, u = "solve", start, s.u.copy()
-        for violation in START_VIOLATIONS[int(s.n > MAX_SAMPLES_FOR_EARLY_PIVOT) :][:2]:
+        for violation in START_VIOLATIONS[int(s.n > MAX_SAMPLES_WHOLE_MATRIX) :][:2]:
             for trades in TRADES_PER_SAMPLE:
                 alpha, converged = approximate_optimum(s, self.rows, alpha, violation, trades, self.report)
                 self.margin.clear(b=self.margin.b)
