@@ -34,7 +34,7 @@ def approximate_optimum(
     F = K.subtract_products(y.copy(), y * near)
     # If the bounds are small, f differs little between samples.
     tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
-    first, gap, done = 0.0, np.inf, 0.0
+    first, gap = 0.0, np.inf
     while gap > tolerance and left > 0:
         if interrupt.arrived:
             interrupt.hand_over()
@@ -43,8 +43,7 @@ def approximate_optimum(
         left -= made
         if report is not None and gap > tolerance:
             first = max(first, gap)
-            done = max(done, float(np.log(first / gap) / np.log(first / tolerance)))
-            report(done)
+            report(float(np.log(first / gap) / np.log(first / tolerance)))
     out = np.zeros(s.capacity)
     out[at] = near
     return balanced(out, s.u, s.y), gap <= tolerance
