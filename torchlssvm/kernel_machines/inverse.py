@@ -26,6 +26,9 @@ from torchlssvm.kernel_machines.growing_factor import GrowingFactor
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
 
+SOLVE_BYTES = 16
+"""Bytes of a solve for each pair of samples: the kernel matrix and its factor."""
+
 PROBED_ROWS = 16
 """Equations whose residual is computed when terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
 
@@ -356,9 +359,8 @@ class KernelInverse:
         slots, k = self.slots, x.shape[0]
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
-        needed = 16 * n * n  # kernel matrix and factor
         remedy = "Set a budget, or use random features and LSSVMHead."
-        memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
+        memory.require_memory(SOLVE_BYTES * n**2, x.device, f"solving for {n} samples", remedy)
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
         ridge = self.ridge(slots.y[kept], y)

@@ -136,6 +136,12 @@ class MultiClass(nn.Module):
         scores: Tensor = self(x)
         return scores.argmax(1)
 
+    def planned_bytes(self, n: int, J: int) -> int:
+        """Return about how many bytes n samples of width J need, with as many of each class: the sum over all machines."""
+        K, machines = self.num_classes, list(self.machines)
+        used = [sum(self._label(task, k) is not None for k in range(K)) for task in self.tasks]
+        return 8 * n * J + sum(m.planned_bytes(n * some // K, J) for m, some in zip(machines, used, strict=True))  # type: ignore[operator]
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @atomically

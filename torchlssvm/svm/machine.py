@@ -24,6 +24,7 @@ from torchlssvm.svm.path import Event
 from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
 from torchlssvm.svm.solver import PathSolver
+from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -493,6 +494,17 @@ class IncrementalSVM(nn.Module):
                 self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
             self._solver.next_id, self._solver.report = len(batch.y), None
         return self
+
+    def planned_bytes(self, n: int, J: int, margin: int | None = None) -> int:
+        """Return about how many bytes a fit of n samples of width J needs at its peak, to a factor of two.
+
+        margin: the number of margin vectors; None for a quarter of the samples, which is more than most data have.
+        """
+        positions, slots = n + n // 8, n // 4 if margin is None else margin
+        cached = min(8 * positions**2, self._cache_bytes)
+        start = 12 * n**2 if n <= MAX_SAMPLES_WHOLE_MATRIX else self._cache_bytes
+        # Rows about the centre beside the rows; Q of the margin vectors, once more as it enters; A, R and a factor.
+        return 16 * positions * J + cached + max(start, 16 * slots * positions + 24 * slots**2)
 
     @operation
     def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
