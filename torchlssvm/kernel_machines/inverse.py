@@ -29,9 +29,6 @@ from torchlssvm.kernels import Kernel
 SOLVE_BYTES = 16
 """Bytes of a solve for each pair of samples: the kernel matrix and its factor."""
 
-PROBED_ROWS = 16
-"""Equations whose residual is computed when terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
-
 REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
 """Limits of the relative error of the solution, as bounded from the probed residuals. Beyond the first, two digits below the
 promised 1e-9, the matrix is factored again. Beyond the second, a warning is given too. An ill-conditioned matrix cannot reach
@@ -39,9 +36,6 @@ this accuracy even if it is factored again, so its limits are larger."""
 
 ROUNDING_PER_CONDITION = 2e2 * torch.finfo(torch.float64).eps
 """Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
-
-MAX_UNCHECKED_LOSS = 1e4
-"""Sum of 1 / share of updates after which residuals are computed. Each update multiplies rounding errors by about 1 / share."""
 
 
 class KernelInverse:
@@ -160,7 +154,8 @@ class KernelInverse:
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
             self._remove(removed)
-        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS or self._loss > MAX_UNCHECKED_LOSS:
+        # Each update multiplies rounding errors by about 1 / share, which the loss adds up.
+        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS or self._loss > 1e4:
             self._check_drift()
         return out
 
@@ -332,7 +327,7 @@ class KernelInverse:
     def _check_drift(self) -> bool:
         """Factor again if the probed equations do not hold. Returns whether that was done; warns once if they were far off."""
         self._loss, order = 0.0, self.slots.order()
-        probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
+        probed = order[:: max(1, order.shape[0] // 16)]  # 16 equations: a sixteenth of a fit's kernel at n = 256
         drift, largest = (
             float(v)
             for v in checks.read(

@@ -21,19 +21,13 @@ from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernels import Linear
-from torchlssvm.kernels.gram_rows import GramRows
+from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 
 FORMAT = 1
 """Number of the format of a saved machine."""
 
 MULTICLASS_TENSORS = ("x", "y", "weights", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
-
-MIN_SAMPLES_FOR_WHOLE_MATRIX = 33
-"""If at least this many samples are added at once, all kernel rows that fit into the cache are computed beforehand."""
-
-SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""If the store has more places than the first number plus the second for each sample, the store is made again."""
 
 
 class Held(NamedTuple):
@@ -174,7 +168,7 @@ class MultiClass(nn.Module):
         places = self._put(rows)
         new = {i: Held(*sample) for i, *sample in zip(ids, places.tolist(), labels, numbers, strict=True)}
         try:
-            if self._shared and len(x) >= MIN_SAMPLES_FOR_WHOLE_MATRIX:
+            if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
             self._change_machines(new)
         except BaseException:
@@ -191,7 +185,7 @@ class MultiClass(nn.Module):
         self._connect()
         self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
-        if self._gram.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+        if mostly_free(self._gram.capacity, self.n):
             self._store_again()
         return self
 

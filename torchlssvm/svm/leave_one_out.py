@@ -34,12 +34,6 @@ from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and at least 64. At the end of a path, all are checked."""
-MAX_PATH_EVENTS = 64
-"""Events of a path before its sample is left to the solver. The cost of a column grows with the number of events."""
-PATHS_PER_BATCH = 256
-"""Paths followed side by side: enough for array operations, and few enough for their arrays to stay in the cache."""
-SAMPLES_PER_CHECK = 4096
-"""Untracked samples checked at a time, which bounds the memory for their kernel values."""
 
 
 class LeaveOneOut(NamedTuple):
@@ -246,7 +240,8 @@ class RemovalPaths:
             end = ((self.p >= 1.0) | (self.g < self.stop_below)) & ~stuck
             self._note_ends(end)
             go_on = ~end & ~stuck
-            if self.events == MAX_PATH_EVENTS or not go_on.any():
+            # Later paths are left to the solver, as the cost of a column grows with the number of events.
+            if self.events == 64 or not go_on.any():
                 return
             # -- the event
             self._keep(go_on)
@@ -339,10 +334,11 @@ class Paths:
         # Rounds in which paths are repeated with more tracked samples. One or two rounds are usual.
         for _ in range(4):
             found = []
-            for first in range(0, len(paths), PATHS_PER_BATCH):
+            # 256 paths side by side are enough for array operations, and few enough for their arrays to stay in the cache.
+            for first in range(0, len(paths), 256):
                 if interrupt.arrived:
                     interrupt.hand_over()
-                found.append(self._walk(paths[first : first + PATHS_PER_BATCH]))
+                found.append(self._walk(paths[first : first + 256]))
             paths = paths[np.isnan(self.result[paths])]
             more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(paths):
@@ -374,9 +370,10 @@ class Paths:
         g = np.concatenate([moved[:, 1:] @ s.y[t.tracked, None], margins(t.tracked, np.float64)], 1)
         wrong, found = np.zeros(B, dtype=bool), [NO_POSITIONS]
         size, shift = (np.abs(moved) @ t.start.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
-        for first in range(0, s.capacity, SAMPLES_PER_CHECK):
-            at = np.arange(first, min(s.capacity, first + SAMPLES_PER_CHECK))
-            at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
+        untracked = np.flatnonzero((t.index < 0) & (s.ids >= 0))
+        for at in np.split(
+            untracked, range(4096, len(untracked), 4096)
+        ):  # which bounds the memory for their kernel values
             with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as not clear
                 # The distance of 1.0 to the next float32: one for each term of g bounds its error in single
                 # precision.

@@ -17,7 +17,7 @@ from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Custom, Kernel, as_kernel
-from torchlssvm.kernels.gram_rows import GramRows
+from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
 from torchlssvm.svm.checkpoint import Content
 from torchlssvm.svm.path import Event
@@ -29,14 +29,8 @@ from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_C_FACTOR = 100.0
-"""The largest factor by which C changes in one walk."""
 MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
 """Shares of C by which a tie that cannot be followed is skipped: the first share, raised up to the second if that fails."""
-
-SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""If arrays have more positions than the first number plus the second for each sample, they are made shorter: operations
-pass over all positions."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
@@ -557,8 +551,8 @@ class IncrementalSVM(nn.Module):
         target = end
         while True:
             factor = float(np.exp(np.abs(np.log(target / now)).max()))
-            if factor > 1.01 * MAX_C_FACTOR:
-                target = now * (target / now) ** (np.log(MAX_C_FACTOR) / np.log(factor))
+            if factor > 101.0:
+                target = now * (target / now) ** (np.log(100.0) / np.log(factor))
                 continue
             known = len(seen)
             if solver.follow_bounds(upper_bounds(s.y, s.weight, tuple(target)), note):
@@ -808,7 +802,7 @@ class IncrementalSVM(nn.Module):
     def _shorten(self) -> None:
         """Make the arrays shorter, if few samples are left."""
         s, rows = self._solver.samples, self._solver.rows
-        if s.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+        if mostly_free(s.capacity, self.n):
             place_of = {} if rows.places is None else {i: int(rows.places[at]) for i, at in s.where.items()}
             self._load(None, self.kernel, self.device)
             if rows.places is not None:

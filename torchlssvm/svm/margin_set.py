@@ -49,9 +49,8 @@ SPARE_WATCH_COLUMNS = 48
 MAX_SOLVE_RESIDUAL = 1e-13
 """Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
 MAX_PENDING_EVENTS = 16
-"""Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
-COLUMNS_PER_PANEL = 48
-"""Columns factored one at a time before one product applies them to the others: a panel that stays in the processor's cache."""
+"""Events not yet added to R, and events after which a walk refines beta. One product with sixteen columns costs little more
+than a product with one."""
 
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
@@ -593,8 +592,9 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k)
         return np.arange(k), L
     kept: list[int] = []
     L, least = torch.zeros_like(Gamma), floor.tolist()
-    for start in range(0, k, COLUMNS_PER_PANEL):
-        stop, r = min(k, start + COLUMNS_PER_PANEL), len(kept)
+    panel = 48  # columns factored one at a time before one product applies them to the others: they stay in the cache
+    for start in range(0, k, panel):
+        stop, r = min(k, start + panel), len(kept)
         P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).numpy()
         columns = np.zeros((stop - start, k - start))
         for j in range(stop - start):
