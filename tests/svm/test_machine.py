@@ -443,7 +443,7 @@ def test_a_long_fit_tells_its_progress_and_a_function_that_fails_changes_nothing
     x = torch.randn(2500, 5, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.5 * torch.randn(2500, generator=generator) > 0).long()
     shares: list[float] = []
-    svm = IncrementalSVM(RBF(sigma=2.0), C=1.0).fit(x, y, progress=shares.append)
+    svm = IncrementalSVM(RBF(sigma=2.0), C=100.0).fit(x, y, progress=shares.append)
     assert len(shares) > 3
     assert shares == sorted(shares)
     assert 0.0 <= shares[0] <= shares[-1] <= 1.0

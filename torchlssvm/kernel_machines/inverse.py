@@ -26,8 +26,8 @@ from torchlssvm.kernel_machines.growing_factor import GrowingFactor
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
 
-PROBED_ROWS = 16
-"""Equations whose residual is computed when terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
+SOLVE_BYTES = 16
+"""Bytes of a solve for each pair of samples: the kernel matrix and its factor."""
 
 REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
 """Limits of the relative error of the solution, as bounded from the probed residuals. Beyond the first, two digits below the
@@ -36,9 +36,6 @@ this accuracy even if it is factored again, so its limits are larger."""
 
 ROUNDING_PER_CONDITION = 2e2 * torch.finfo(torch.float64).eps
 """Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
-
-MAX_UNCHECKED_LOSS = 1e4
-"""Sum of 1 / share of updates after which residuals are computed. Each update multiplies rounding errors by about 1 / share."""
 
 
 class KernelInverse:
@@ -157,7 +154,8 @@ class KernelInverse:
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
             self._remove(removed)
-        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS or self._loss > MAX_UNCHECKED_LOSS:
+        # Each update multiplies rounding errors by about 1 / share, which the loss adds up.
+        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS or self._loss > 1e4:
             self._check_drift()
         return out
 
@@ -329,7 +327,7 @@ class KernelInverse:
     def _check_drift(self) -> bool:
         """Factor again if the probed equations do not hold. Returns whether that was done; warns once if they were far off."""
         self._loss, order = 0.0, self.slots.order()
-        probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
+        probed = order[:: max(1, order.shape[0] // 16)]  # 16 equations: a sixteenth of a fit's kernel at n = 256
         drift, largest = (
             float(v)
             for v in checks.read(
@@ -356,9 +354,8 @@ class KernelInverse:
         slots, k = self.slots, x.shape[0]
         left = slots.without(removed) if removed else slots.slot_of
         n = len(left) + k
-        needed = 16 * n * n  # kernel matrix and factor
         remedy = "Set a budget, or use random features and LSSVMHead."
-        memory.require_memory(needed, x.device, f"solving for {n} samples", remedy)
+        memory.require_memory(SOLVE_BYTES * n**2, x.device, f"solving for {n} samples", remedy)
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
         ridge = self.ridge(slots.y[kept], y)

@@ -15,8 +15,8 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.kernel_machines import input_checks
-from torchlssvm.kernel_machines.inverse import KernelInverse
-from torchlssvm.kernel_machines.sample_slots import SampleSlots
+from torchlssvm.kernel_machines.inverse import SOLVE_BYTES, KernelInverse
+from torchlssvm.kernel_machines.sample_slots import SMALLEST_CAPACITY, SampleSlots
 from torchlssvm.kernels import Kernel, as_kernel
 
 FORMAT = 1
@@ -87,6 +87,14 @@ class KernelMachine(nn.Module):
         """The class with the highest score."""
         scores: Tensor = self(x)
         return scores.argmax(1)
+
+    def planned_bytes(self, n: int, J: int) -> int:
+        """Return about how many bytes n samples of width J need at the peak of a solve and of the updates after it.
+
+        A solve has the kernel matrix and its factor. The first updates compute the inverse, with room for up to 2 n samples.
+        """
+        room = max(SMALLEST_CAPACITY, 1 << (n - 1).bit_length())
+        return 8 * room * J + max(SOLVE_BYTES * n**2, 8 * n**2 + 8 * room**2)
 
     def _fitted(self) -> None:
         if not self._slots.filled:

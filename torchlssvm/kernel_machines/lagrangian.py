@@ -16,9 +16,6 @@ from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
 from torchlssvm.kernels import Kernel
 
-PAIR_FLOPS = 60
-"""Flops that the kernel of a pair of rows costs besides the 2 J of their product: an exponential and passes over memory."""
-
 
 class LagrangianSVM(KernelMachine):
     """f(x) = sum_i y_i alpha_i (k(x, x_i) + 1), alpha = argmin over alpha >= 0 of 1/2 alpha^T Q alpha - 1^T alpha.
@@ -248,7 +245,8 @@ class LagrangianSVM(KernelMachine):
         inverse, slots = self._solver, self._slots
         order, J = slots.order_index(), slots.x.shape[1]
         n, y = len(slots), slots.y[order, 0]
-        pair = inverse.kernel.floats(J) + 2 * J + PAIR_FLOPS
+        # Flops of the kernel of a pair of rows: besides the 2 J of their product, an exponential and passes over memory.
+        pair = inverse.kernel.floats(J) + 2 * J + 60
 
         def solve(support: Tensor) -> tuple[Tensor, Tensor]:
             outside = (~support).nonzero()[:, 0]

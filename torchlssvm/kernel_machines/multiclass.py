@@ -21,19 +21,13 @@ from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernels import Linear
-from torchlssvm.kernels.gram_rows import GramRows
+from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 
 FORMAT = 1
 """Number of the format of a saved machine."""
 
 MULTICLASS_TENSORS = ("x", "y", "weights", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
-
-MIN_SAMPLES_FOR_WHOLE_MATRIX = 33
-"""If at least this many samples are added at once, all kernel rows that fit into the cache are computed beforehand."""
-
-SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""If the store has more places than the first number plus the second for each sample, the store is made again."""
 
 
 class Held(NamedTuple):
@@ -52,7 +46,7 @@ class MultiClass(nn.Module):
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
-    _support: tuple[list[int], Tensor, list[Tensor], list[Tensor]] | None  # of all machines, once it has been asked for
+    _support: tuple[list[Any], Tensor, list[Tensor]] | None  # of all machines, once it has been asked for
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
         super().__init__()
@@ -117,25 +111,30 @@ class MultiClass(nn.Module):
     def _shared_decisions(self, x: Tensor) -> Tensor:  # (B, J) -> (B, tasks)
         """Compute the decisions of all machines from one kernel matrix, between x and all support vectors."""
         machines: list[Any] = list(self.machines)
-        changes = [m.changes for m in machines]
-        if self._support is None or self._support[0] != changes:
-            parts = [m.shared_support() for m in machines]
+        parts = [m.shared_support() for m in machines]
+        if self._support is None or any(a is not b for a, b in zip(parts, self._support[0], strict=True)):
             used, where = np.unique(np.concatenate([places for places, _ in parts]), return_inverse=True)
             ends = np.cumsum([len(places) for places, _ in parts]).tolist()
             index = torch.from_numpy(where).to(self._device)
             columns = [index[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            self._support = changes, self._gram.rows_at(used), columns, [alpha for _, alpha in parts]
-        _, rows, columns, coefficients = self._support
+            self._support = parts, self._gram.rows_at(used), columns
+        _, rows, columns = self._support
         kernel = self._gram.kernel
         assert kernel is not None
         K = kernel.tiled(machines[0].prepared(x), rows)
-        f = [K[:, c] @ a + m.b for m, c, a in zip(machines, columns, coefficients, strict=True)]
+        f = [K[:, c] @ alpha + m.b for m, c, (_, alpha) in zip(machines, columns, parts, strict=True)]
         return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
         scores: Tensor = self(x)
         return scores.argmax(1)
+
+    def planned_bytes(self, n: int, J: int) -> int:
+        """Return about how many bytes n samples of width J need, with as many of each class: the sum over all machines."""
+        K, machines = self.num_classes, list(self.machines)
+        used = [sum(self._label(task, k) is not None for k in range(K)) for task in self.tasks]
+        return 8 * n * J + sum(m.planned_bytes(n * some // K, J) for m, some in zip(machines, used, strict=True))  # type: ignore[operator]
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class MultiClass(nn.Module):
         places = self._put(rows)
         new = {i: Held(*sample) for i, *sample in zip(ids, places.tolist(), labels, numbers, strict=True)}
         try:
-            if self._shared and len(x) >= MIN_SAMPLES_FOR_WHOLE_MATRIX:
+            if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
             self._change_machines(new)
         except BaseException:
@@ -186,7 +185,7 @@ class MultiClass(nn.Module):
         self._connect()
         self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
-        if self._gram.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+        if mostly_free(self._gram.capacity, self.n):
             self._store_again()
         return self
 

@@ -37,6 +37,10 @@ class Kernel(nn.Module):
 
     def version(self) -> tuple[Any, ...]:
         """Return a value that changes whenever an option or parameter of the kernel changes."""
+        if (
+            not self._modules and not self._parameters and not self._buffers
+        ):  # the usual case, asked for in every operation
+            return tuple(getattr(self, name) for name in self.options)
         options = [
             getattr(part, name)
             for part in self.modules()

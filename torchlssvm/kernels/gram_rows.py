@@ -26,6 +26,11 @@ def index_of(at: Array) -> Any:  # (k,) int64
     return at
 
 
+def mostly_free(capacity: int, n: int) -> bool:
+    """Tell whether arrays should be made shorter: so few of their positions have a sample that passing over them costs more."""
+    return capacity > 512 + 4 * n
+
+
 class RowCache:
     """Cached rows, of which the oldest is overwritten first."""
 

@@ -11,16 +11,11 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array
 
-MAX_POSITIONS_WITH_WHOLE_KERNEL = 8192
-"""Up to this many positions, the whole kernel matrix is kept on the device: 512 MiB."""
-VALUES_OF_R_PER_BATCH = 2**26
-"""Values of R of the machines that move together: 512 MiB."""
-
 
 def used_for(rows: KernelRows) -> bool:
     """Tell whether machines with these kernel rows move on the device."""
     gram = rows.gram
-    return gram.device.type != "cpu" and 0 < gram.capacity <= MAX_POSITIONS_WITH_WHOLE_KERNEL
+    return gram.device.type != "cpu" and 0 < gram.capacity <= 8192  # the whole kernel matrix on the device: 512 MiB
 
 
 def copies(rows: KernelRows, margin: MarginSet, M: int) -> Machines:
@@ -75,7 +70,7 @@ def margins_without(rows: KernelRows, margin: MarginSet, gone: Array) -> Array: 
     gram, held = rows.gram, np.flatnonzero(rows.samples.ids >= 0)
     placed = np.zeros((len(gone), gram.capacity), dtype=bool)
     placed[:, rows.in_gram(held)] = gone[:, held]
-    step = max(1, VALUES_OF_R_PER_BATCH // (len(margin) + 64) ** 2)
+    step = max(1, 2**26 // (len(margin) + 64) ** 2)  # machines that move together, with R of all of them in 512 MiB
     out = np.full(gone.shape, np.nan)
     for first in range(0, len(gone), step):
         part = torch.from_numpy(placed[first : first + step]).to(gram.device)

@@ -14,8 +14,6 @@ from torchlssvm.svm.samples import Array, Samples
 
 KERNEL_VALUES_PER_BLOCK = 2**22
 """Kernel values computed at a time: 32 MiB."""
-SPARSE_SHARE = 4
-"""A machine with less than this part of the shared samples computes an uncached row for its own samples only."""
 
 
 class KernelRows:
@@ -70,7 +68,7 @@ class KernelRows:
         p = i if self.places is None else int(self.places[i])
         k = gram.cache.row_of[p]
         if k < 0:
-            if self.places is not None and SPARSE_SHARE * s.capacity < gram.capacity:
+            if self.places is not None and 4 * s.capacity < gram.capacity:
                 return self.block(np.array([i]))[0]
             gram.cache.put(p, gram.block(np.array([p]))[0])
             k = gram.cache.row_of[p]

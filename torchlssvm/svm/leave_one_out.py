@@ -34,12 +34,6 @@ from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and at least 64. At the end of a path, all are checked."""
-MAX_PATH_EVENTS = 64
-"""Events of a path before its sample is left to the solver. The cost of a column grows with the number of events."""
-PATHS_PER_BATCH = 256
-"""Paths followed side by side: enough for array operations, and few enough for their arrays to stay in the cache."""
-SAMPLES_PER_CHECK = 4096
-"""Untracked samples checked at a time, which bounds the memory for their kernel values."""
 
 
 class LeaveOneOut(NamedTuple):
@@ -181,7 +175,7 @@ class PathStart(NamedTuple):
 
 
 class RemovalPaths:
-    """The paths on which samples c (B,) leave. All c are inside S, or all are outside. Each step takes one event of every path.
+    """The paths on which samples c (B,) leave. Each step takes one event of every path.
 
     Event e of a path pivots on ``keys[e]`` with W[e]. To pivot a column, event e subtracts share_e W_e from it. share_e is the
     column's entry keys[e] after the pivots before e, divided by the pivot. So share = T entries, where T is the inverse of a
@@ -201,16 +195,17 @@ class RemovalPaths:
         self.last = np.full((B, N), -1)  # the last event of each key
         self.keys, self.before = np.zeros((2, B, E), dtype=np.int64)  # before: the last event with the same key, or -1
         self.W, self.T, self.U = np.empty((B, E, N)), np.zeros((B, E, E)), np.zeros((B, E, E))
-        self.rate = self.d[:, None] * t.T[c]
         self.ended, self.moved_at_end, self.beta_at_end = np.zeros(B, dtype=bool), np.zeros((B, N)), np.zeros((B, N))
-        if c[0] < m:  # they leave P, by (14), before they are driven
-            w, pivot = t.T[c], t.T[c, c]
-            w[self.number, c] = 1.0
-            self._record(c, self.last[self.number, c], pivot, w)
-            self.rate = (self.d / pivot)[:, None] * w
-            self.inside[self.number, c] = False
-            self.count -= 1
-            self._keep(pivot > 0.0)
+        # Margin vectors leave P, by (14), before they are driven. The first event of the others is empty: w = 0, on b.
+        in_P = c < m
+        w, pivot = t.T[c], np.where(in_P, t.T[c, c], 1.0)
+        w[self.number[in_P], c[in_P]] = 1.0
+        self.rate = (self.d / pivot)[:, None] * w
+        self._record(np.where(in_P, c, 0), self.last[:, 0], pivot, w * in_P[:, None])
+        self.last[:, 0] = -1
+        self.inside[self.number, c] = False
+        self.count -= in_P
+        self._keep(pivot > 0.0)
 
     def _keep(self, which: Array) -> None:  # (B,)
         """Drop all other paths."""
@@ -245,7 +240,8 @@ class RemovalPaths:
             end = ((self.p >= 1.0) | (self.g < self.stop_below)) & ~stuck
             self._note_ends(end)
             go_on = ~end & ~stuck
-            if self.events == MAX_PATH_EVENTS or not go_on.any():
+            # Later paths are left to the solver, as the cost of a column grows with the number of events.
+            if self.events == 64 or not go_on.any():
                 return
             # -- the event
             self._keep(go_on)
@@ -295,11 +291,11 @@ class RemovalPaths:
             out[seen], terms[seen] = own[:, None] * self.W[b[seen], last[seen]], np.abs(own)
         if e:
             keys, later = self.keys[:, :e], numbers > last[:, None]
-            entries = np.where(later & (self.before[:, :e] <= last[:, None]), np.take_along_axis(out, keys, 1), 0.0)
+            entries = np.where(later & (self.before[:, :e] <= last[:, None]), out[b[:, None], keys], 0.0)
             share = (self.T[:, :e, :e] @ entries[:, :, None])[:, :, 0]
             out -= (share[:, None] @ self.W[:, :e])[:, 0]
             terms += np.abs(share * self.W[b, :e, k]).sum(1)
-            newest = later & (np.take_along_axis(self.last, keys, 1) == numbers)
+            newest = later & (self.last[b[:, None], keys] == numbers)
             at, f = newest.nonzero()
             out[at, keys[at, f]] = -(self.U[:, :e, :e] @ share[:, :, None])[at, f, 0]
         return out, terms
@@ -315,7 +311,7 @@ class RemovalPaths:
         if e:
             above = np.where(np.arange(e) >= before[:, None], self.W[b, :e, k], 0.0)
             self.T[:, e, :e] = (above[:, None] @ self.T[:, :e, :e])[:, 0] * (-1.0 / pivot)[:, None]
-            self.U[:, :e, e] = np.take_along_axis(w, self.keys[:, :e], 1)
+            self.U[:, :e, e] = w[b[:, None], self.keys[:, :e]]
         self.T[:, e, e], self.U[:, e, e] = 1.0 / pivot, 1.0
         self.W[:, e] = w
         self.last[b, k] = e
@@ -338,11 +334,11 @@ class Paths:
         # Rounds in which paths are repeated with more tracked samples. One or two rounds are usual.
         for _ in range(4):
             found = []
-            for group in (paths[self.c[paths] < self.tableau.m], paths[self.c[paths] >= self.tableau.m]):
-                for first in range(0, len(group), PATHS_PER_BATCH):
-                    if interrupt.arrived:
-                        interrupt.hand_over()
-                    found.append(self._walk(group[first : first + PATHS_PER_BATCH]))
+            # 256 paths side by side are enough for array operations, and few enough for their arrays to stay in the cache.
+            for first in range(0, len(paths), 256):
+                if interrupt.arrived:
+                    interrupt.hand_over()
+                found.append(self._walk(paths[first : first + 256]))
             paths = paths[np.isnan(self.result[paths])]
             more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(paths):
@@ -374,9 +370,10 @@ class Paths:
         g = np.concatenate([moved[:, 1:] @ s.y[t.tracked, None], margins(t.tracked, np.float64)], 1)
         wrong, found = np.zeros(B, dtype=bool), [NO_POSITIONS]
         size, shift = (np.abs(moved) @ t.start.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
-        for first in range(0, s.capacity, SAMPLES_PER_CHECK):
-            at = np.arange(first, min(s.capacity, first + SAMPLES_PER_CHECK))
-            at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
+        untracked = np.flatnonzero((t.index < 0) & (s.ids >= 0))
+        for at in np.split(
+            untracked, range(4096, len(untracked), 4096)
+        ):  # which bounds the memory for their kernel values
             with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as not clear
                 # The distance of 1.0 to the next float32: one for each term of g bounds its error in single
                 # precision.

@@ -17,25 +17,20 @@ from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Custom, Kernel, as_kernel
-from torchlssvm.kernels.gram_rows import GramRows
+from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
 from torchlssvm.svm.checkpoint import Content
 from torchlssvm.svm.path import Event
 from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
 from torchlssvm.svm.solver import PathSolver
+from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_C_FACTOR = 100.0
-"""The largest factor by which C changes in one walk."""
 MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
 """Shares of C by which a tie that cannot be followed is skipped: the first share, raised up to the second if that fails."""
-
-SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
-"""If arrays have more positions than the first number plus the second for each sample, they are made shorter: operations
-pass over all positions."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
@@ -101,8 +96,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             del trajectory[events:]
             raise
         finally:
-            machine._support = machine._shared_support = None
-            machine.changes += 1
+            machine._support.clear()
 
     return atomically(wrapped)
 
@@ -172,7 +166,6 @@ class IncrementalSVM(nn.Module):
         self._callback, self.record = callback, bool(record)
         self._reporting = False  # True while the callback runs
         self.num_classes = 2
-        self.changes = 0  # operations so far
         self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @exactly
@@ -185,8 +178,9 @@ class IncrementalSVM(nn.Module):
         """Take over a solver with its samples."""
         self._solver, self.device, self._C = content.solver, content.solver.rows.gram.device, content.C
         self.inexact, self._dropped = content.inexact, content.dropped
-        self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
-        self._shared_support: tuple[Any, Tensor] | None = None  # the same, with the places of shared samples
+        self._support: dict[
+            str, tuple[Any, Tensor]
+        ] = {}  # "rows" or "places" of support vectors, and y alpha, once asked for
         self._install_callback()
 
     def _content(self) -> Content:
@@ -321,9 +315,9 @@ class IncrementalSVM(nn.Module):
             alpha, b = svm_gradients.solution(self.kernel.tiled(rows, rows), *known)
             K = self.kernel.tiled(self.prepared(x), rows)
             return K @ (alpha * known[0]) + b
-        if self._support is None:
-            self._support = self._find_support()
-        used, coefficients = self._support
+        if "rows" not in self._support:
+            self._support["rows"] = self._find_support()
+        used, coefficients = self._support["rows"]
         rows = self.prepared(x)
         K = rows[:, used] if self.kernel is None else self.kernel.tiled(rows, used)
         f: Tensor = K @ coefficients + self.b
@@ -495,6 +489,17 @@ class IncrementalSVM(nn.Module):
             self._solver.next_id, self._solver.report = len(batch.y), None
         return self
 
+    def planned_bytes(self, n: int, J: int, margin: int | None = None) -> int:
+        """Return about how many bytes a fit of n samples of width J needs at its peak, to a factor of two.
+
+        margin: the number of margin vectors; None for a quarter of the samples, which is more than most data have.
+        """
+        positions, slots = n + n // 8, n // 4 if margin is None else margin
+        cached = min(8 * positions**2, self._cache_bytes)
+        start = 12 * n**2 if n <= MAX_SAMPLES_WHOLE_MATRIX else self._cache_bytes
+        # Rows about the centre beside the rows; Q of the margin vectors, once more as it enters; A, R and a factor.
+        return 16 * positions * J + cached + max(start, 16 * slots * positions + 24 * slots**2)
+
     @operation
     def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
         """Change C, a number or one per class (2,). method: "auto" (pivoting, if it can) or "path"."""
@@ -546,8 +551,8 @@ class IncrementalSVM(nn.Module):
         target = end
         while True:
             factor = float(np.exp(np.abs(np.log(target / now)).max()))
-            if factor > 1.01 * MAX_C_FACTOR:
-                target = now * (target / now) ** (np.log(MAX_C_FACTOR) / np.log(factor))
+            if factor > 101.0:
+                target = now * (target / now) ** (np.log(100.0) / np.log(factor))
                 continue
             known = len(seen)
             if solver.follow_bounds(upper_bounds(s.y, s.weight, tuple(target)), note):
@@ -683,6 +688,7 @@ class IncrementalSVM(nn.Module):
         for i, at in s.where.items():
             places[at] = place_of[i]
         rows.gram, rows.places, self.kernel = gram, places, gram.kernel
+        self._support.clear()
 
     @operation
     def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> SharedChange:
@@ -698,8 +704,7 @@ class IncrementalSVM(nn.Module):
         def undo() -> None:
             put_back()
             del self.trajectory[events:]
-            self._support = self._shared_support = None
-            self.changes += 1
+            self._support.clear()
 
         def finish() -> None:
             if len(leaving):
@@ -712,12 +717,12 @@ class IncrementalSVM(nn.Module):
         return SharedChange(new, undo, finish)
 
     def shared_support(self) -> tuple[Any, Tensor]:
-        """Return the places of the support vectors (s,) in the shared store, and their y alpha (s,)."""
-        if self._shared_support is None:
+        """Return the places of the support vectors (s,) in the shared store and their y alpha (s,), the same until a change."""
+        if "places" not in self._support:
             s, rows = self._solver.samples, self._solver.rows
             at = np.flatnonzero(s.alpha)
-            self._shared_support = rows.in_gram(at), torch.from_numpy(s.alpha[at] * s.y[at]).to(self.device)
-        return self._shared_support
+            self._support["places"] = rows.in_gram(at), torch.from_numpy(s.alpha[at] * s.y[at]).to(self.device)
+        return self._support["places"]
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
@@ -797,7 +802,7 @@ class IncrementalSVM(nn.Module):
     def _shorten(self) -> None:
         """Make the arrays shorter, if few samples are left."""
         s, rows = self._solver.samples, self._solver.rows
-        if s.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+        if mostly_free(s.capacity, self.n):
             place_of = {} if rows.places is None else {i: int(rows.places[at]) for i, at in s.where.items()}
             self._load(None, self.kernel, self.device)
             if rows.places is not None:
@@ -901,12 +906,7 @@ class IncrementalSVM(nn.Module):
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_solver": checkpoint.save(self._content()),
-            "_support": None,
-            "_shared_support": None,
-            "_reporting": False,
-        }
+        return self.__dict__ | {"_solver": checkpoint.save(self._content()), "_support": {}, "_reporting": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_solver")

@@ -49,9 +49,8 @@ SPARE_WATCH_COLUMNS = 48
 MAX_SOLVE_RESIDUAL = 1e-13
 """Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
 MAX_PENDING_EVENTS = 16
-"""Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
-COLUMNS_PER_PANEL = 48
-"""Columns factored one at a time before one product applies them to the others: a panel that stays in the processor's cache."""
+"""Events not yet added to R, and events after which a walk refines beta. One product with sixteen columns costs little more
+than a product with one."""
 
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
@@ -80,6 +79,7 @@ class MarginSet:
         used: (slots,) 1.0, or 0.0 if the slot is free.
         a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
         top: an upper limit; all slots in use lie below it.
+        count: the number of margin vectors.
     """
 
     _R: Array  # (slots, slots) without the pending events
@@ -101,7 +101,7 @@ class MarginSet:
 
     def clear(self, slots: int = 8, b: float = 0.0) -> None:
         """Start without margin vectors, with this number of slots."""
-        self.top = 1
+        self.top, self.count = 1, 0
         self.watched: Watch | None = None  # None: to be chosen
         self._R_is_made = False  # all of R is zero otherwise, and its memory untouched
         self._factored: tuple[Array, BorderedFactor] | None = None  # slots and factor of A, until R is made
@@ -150,7 +150,7 @@ class MarginSet:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self.used)) - 1
+        return self.count
 
     @property
     def b(self) -> float:
@@ -335,6 +335,7 @@ class MarginSet:
             s.u[i],
         )
         s.side[i] = 0.0
+        self.count += 1
         if s.alpha[i] != 0.0:
             s.rest -= s.alpha[i] * row
         return slot
@@ -437,7 +438,7 @@ class MarginSet:
         if not together:
             self.A[at] = border
         self.A[np.ix_(old, new)] = border[:, old].T
-        self.top = max(self.top, int(new[-1]) + 1)
+        self.top, self.count = max(self.top, int(new[-1]) + 1), self.count + len(new)
         return new
 
     def _downdate(self, slots: Array) -> bool:  # (l,)
@@ -467,7 +468,8 @@ class MarginSet:
             -np.inf,
             np.inf,
         )
-        self.top = int(self.used.nonzero()[0][-1]) + 1
+        used = self.used.nonzero()[0]
+        self.top, self.count = int(used[-1]) + 1, len(used) - 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
         """Factor A, and drop samples that lie in the span of the others, preferably samples in slots ``late``.
@@ -590,8 +592,9 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k)
         return np.arange(k), L
     kept: list[int] = []
     L, least = torch.zeros_like(Gamma), floor.tolist()
-    for start in range(0, k, COLUMNS_PER_PANEL):
-        stop, r = min(k, start + COLUMNS_PER_PANEL), len(kept)
+    panel = 48  # columns factored one at a time before one product applies them to the others: they stay in the cache
+    for start in range(0, k, panel):
+        stop, r = min(k, start + panel), len(kept)
         P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).numpy()
         columns = np.zeros((stop - start, k - start))
         for j in range(stop - start):

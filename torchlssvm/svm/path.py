@@ -21,15 +21,11 @@ from torchlssvm.functional.modes import interrupt
 from torchlssvm.functional.svm_path import EPS, RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
 from torchlssvm.svm import device_paths
 from torchlssvm.svm.kernel_rows import KernelRows
-from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
+from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MAX_PENDING_EVENTS, MarginSet
 from torchlssvm.svm.samples import Array, Samples
 
 MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
 """A walk is given up after the first number of events plus the second for each sample. A fit costs less than more events."""
-EVENTS_PER_REFINEMENT = 8
-"""Events after which beta is computed again and refined. In between, (13) and (14) update beta at a lower cost."""
-MAX_SIMULTANEOUS_EVENTS = 60
-"""Simultaneous events in a row that count as a cycle. Ties of real data, such as copies of a sample, are shorter."""
 
 
 @dataclass
@@ -119,7 +115,8 @@ class Path:
                 event = walk.next_event()
                 if walk.move(event.step):
                     break
-                i, followed = event.sample, walk.stalled <= MAX_SIMULTANEOUS_EVENTS
+                # Simultaneous events in a row that count as a cycle. Ties of real data, such as copies, are shorter.
+                i, followed = event.sample, walk.stalled <= 60
                 if i >= 0:
                     followed = followed and walk.enter(i, event.rate)
                 else:
@@ -165,7 +162,7 @@ class Walk:
             float(sizes @ sizes),
         )  # of the terms of force, which is rounded by them
         self.balanced_within = SIMULTANEOUS_STEP * float(np.abs(d).sum())
-        self.p, self.stalled, self.since_refined, self.inverted = 0.0, 0, EVENTS_PER_REFINEMENT, False
+        self.p, self.stalled, self.since_refined, self.inverted = 0.0, 0, MAX_PENDING_EVENTS, False
         self.beta: Any = None  # (top,) None: to be computed
         self._drive_changed()
 
@@ -201,7 +198,7 @@ class Walk:
     def find_rates(self) -> bool:
         """Find beta (10) and the rates gamma (12) of the watched g. Returns False if R has become useless."""
         margin, k = self.margin, self.margin.top
-        refine = self.since_refined >= EVENTS_PER_REFINEMENT
+        refine = self.since_refined >= MAX_PENDING_EVENTS
         if self.beta is None or refine:
             beta = np.zeros(k)
             if k > 1:

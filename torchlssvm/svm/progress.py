@@ -13,8 +13,18 @@ def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Calla
     wanted: a function of the caller; True for a tqdm bar; None for a bar if tqdm is installed, stderr is a terminal and the
     fit takes some seconds; False for no progress.
     """
-    if callable(wanted) or wanted is False:
-        yield wanted or None
+    if wanted is False:
+        yield None
+        return
+    if callable(wanted):
+        furthest = 0.0
+
+        def pass_on(share: float) -> None:
+            nonlocal furthest
+            furthest = max(furthest, share)  # a fit may need a second start
+            wanted(furthest)
+
+        yield pass_on
         return
     try:
         from tqdm.auto import tqdm

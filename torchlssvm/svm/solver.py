@@ -21,16 +21,10 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
 from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
-from torchlssvm.svm.warm_start import approximate_optimum, balanced
+from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX, approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
 """From this many new samples on the wrong side, block pivoting is faster than one walk for all of them."""
-MAX_SAMPLES_WALKED_FOR_C = 200
-"""Up to this many samples, a change of C follows the path, because pivoting is not faster."""
-MAX_WALKS = 8
-"""Walks that learn samples missed by the walk before. After these, the robust method is used. One or two are usual."""
-MAX_DETERMINED_UNIT = 1e-3
-"""If the unit of rounding of g, which is of size 1, is above this, float64 does not determine alpha, and a warning is given."""
 MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 """Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
 CLEAR_SIDE_FACTOR = 16.0
@@ -38,15 +32,6 @@ CLEAR_SIDE_FACTOR = 16.0
 of MAX_REST_ROUNDING_UNITS."""
 AT_BOUND_SHARE = 1e-13
 """If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
-START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
-"""Violations of (2) from which pivoting is tried, one after the other. The first is used only for few samples."""
-MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
-TRADES_PER_SAMPLE = 5, 100
-"""Trades for each sample after which an approximation ends: at first, and if that is not enough."""
-MAX_FEW_INSIDE = 512
-"""Up to this many coefficients inside their box, the robust method is faster than more trades."""
-SMALLER_C_SHARE = 1 / 8
-"""If C times the kernel is large, sets are first found for this share of C."""
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
@@ -221,7 +206,7 @@ class PathSolver:
     def _finish_walk(self, followed: bool) -> None:
         """Correct S at the end of a walk, learn samples that are on the wrong side there, and certify."""
         s = self.samples
-        for _ in range(MAX_WALKS):
+        for _ in range(8):  # walks, each of which learns samples missed by the walk before; one or two are usual
             if not followed:
                 break
             self._correct()
@@ -258,25 +243,25 @@ class PathSolver:
         """
         s = self.samples
         self.last_method, alpha, u = "solve", start, s.u.copy()
-        for violation in START_VIOLATIONS[int(s.n > MAX_SAMPLES_FOR_EARLY_PIVOT) :][:2]:
-            for trades in TRADES_PER_SAMPLE:
+        for violation in (1e-2, 1e-3) if s.n <= MAX_SAMPLES_WHOLE_MATRIX else (1e-3, 1e-4):
+            for trades in (5, 100):  # for each sample
                 alpha, converged = approximate_optimum(s, self.rows, alpha, violation, trades, self.report)
                 self.margin.clear(b=self.margin.b)
                 if self._pivot((alpha <= 0) * 1.0 - (alpha >= u) * 1.0, alpha):
                     return None
                 if converged:
                     break
-                few = np.count_nonzero((alpha > 0) & (alpha < u)) <= MAX_FEW_INSIDE
+                few = np.count_nonzero((alpha > 0) & (alpha < u)) <= 512  # the robust method is faster than more trades
                 if few and float((s.root**2).max() * u.max()) > 1.0:
                     return self._solve_by_smaller_C(start)
         return alpha
 
     def _solve_by_smaller_C(self, start: Array) -> Array | None:  # (capacity,)
-        """Solve with a part of C, then with C from the sets found. Returns the same as :meth:`_solve_in_bulk`."""
+        """Solve with an eighth of C, then with C from the sets found. Returns the same as :meth:`_solve_in_bulk`."""
         s, u = self.samples, self.samples.u.copy()
-        s.u[:] = u * SMALLER_C_SHARE
-        near = self._solve_in_bulk(start * SMALLER_C_SHARE)
-        alpha, side = (s.alpha if near is None else near) / SMALLER_C_SHARE, s.side.copy()
+        s.u[:] = u / 8
+        near = self._solve_in_bulk(start / 8)
+        alpha, side = (s.alpha if near is None else near) * 8, s.side.copy()
         s.u[:], alpha = u, balanced(np.minimum(alpha, u), u, s.y)
         self.margin.clear(b=self.margin.b)
         if near is None and self._pivot(side, alpha):
@@ -480,10 +465,10 @@ class PathSolver:
         return np.flatnonzero(~(s.rounding <= unit * unit))
 
     def _warn_if_undetermined(self) -> None:
-        """Warn where rounding alone changes g visibly."""
+        """Warn where rounding alone changes g, which is of size 1, visibly: float64 does not determine alpha."""
         s = self.samples
         unit = EPS * float(s.root.max(initial=0.0) * (s.root @ s.alpha) + abs(self.margin.b) + 1.0)
-        if unit > MAX_DETERMINED_UNIT and (unit := self.rounding_bound()) > MAX_DETERMINED_UNIT:
+        if unit > 1e-3 and (unit := self.rounding_bound()) > 1e-3:
             warnings.warn(
                 f"rounding alone changes g by {unit:.0e}: the problem is not determined in float64; scale the features or "
                 "lower C",
@@ -499,7 +484,7 @@ class PathSolver:
         with self.all_or_nothing():
             if not s.has_both_classes():
                 s.u[:] = u
-            elif method == "path" or not len(self.margin) or s.n <= MAX_SAMPLES_WALKED_FOR_C:
+            elif method == "path" or not len(self.margin) or s.n <= 200:  # for so few, pivoting is not faster
                 self.last_method = "joint"
                 followed = self.path.walk_to(u)
                 s.u[:] = u
