@@ -1,18 +1,21 @@
-"""Accuracy of exactly unlearnable heads beside logistic regression, ridge and a linear SVM, and what removing samples costs.
+"""Compare the accuracy of the heads with logistic regression, ridge and a linear SVM, and time the removal of samples.
 
     python recipes/accuracy.py                        # everything; tables: docs/benchmarks/margin_head.md
     python recipes/accuracy.py --only cifar covtype
     python recipes/accuracy.py --quick                # scikit-learn's digits, seconds; needs no data
 
-Data sets: CIFAR-10 and photographs of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels and
-as 2,000 random features, SMS spam as hashed n-grams, covtype. They come from the folder that TORCHLSSVM_DATA names; features of
-networks are kept in the cache of recipes/pretrained_head.py. Some are subsets (SAMPLES), so that the rivals, which are fitted
-16 times each, end in minutes; ``--samples`` gives other sizes.
+The data sets are CIFAR-10 and photos of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels
+and as 2,000 random features, SMS spam as hashed n-grams, and covtype. They come from the folder that TORCHLSSVM_DATA names.
+Features of networks are kept in the cache of recipes/pretrained_head.py. Some data sets are subsets (SAMPLES), so that the
+other methods, each of which is fitted 16 times, finish in minutes. ``--samples`` sets other sizes.
 
-Every method chooses its regularization on the training set alone: ridge heads by GCV (by leave-one-out where samples are few),
-margin heads, LinearSVC and LogisticRegressionCV by the accuracy on three folds, RidgeClassifierCV by leave-one-out. The rivals
-get features that were standardised (SMS: rows of length 1). ``fit`` is the time to choose and to fit; ``refit`` at the value
-chosen, on the training set without the samples; ``remove 1`` and ``remove 100`` by the head, weights read.
+Every method chooses its regularization on the training set alone. Ridge heads use GCV (leave-one-out if samples are few).
+Margin heads, LinearSVC and LogisticRegressionCV use the accuracy on three folds, and RidgeClassifierCV uses leave-one-out. The
+methods of scikit-learn get standardised features (SMS: rows of length 1).
+
+- ``fit`` is the time to choose the regularization and to fit.
+- ``refit`` is the time to fit with the chosen value, on the training set without the removed samples.
+- ``remove 1`` and ``remove 100`` are the times in which the head removes samples and computes its weights.
 """
 
 from __future__ import annotations

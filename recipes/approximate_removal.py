@@ -1,12 +1,14 @@
-"""Removing a sample that is only roughly known: how wrong the head ends up, against the noise in the removed sample.
+"""Remove a sample that is only roughly known, and compare the error of the head with the noise in the sample.
 
     python recipes/approximate_removal.py                    # MNIST, half a minute on two cores
     python recipes/approximate_removal.py --samples 6000
 
-The last experiment of Lee et al.: one sample of the MNIST task of ``mnist_parity.py`` (even against odd, half of the labels
-wrong) is removed, with Gaussian noise of growing size on its pixels. Printed and drawn (OUT/approximate_removal.png), over many
-samples: the error of w against the exact removal, what ``remove_approximate`` said it would be, its bound, and, to compare
-with, the error of not removing the sample at all.
+This is the last experiment of Lee et al. It removes one sample from the MNIST task of ``mnist_parity.py`` (even against odd,
+half of the labels wrong), with Gaussian noise of growing size on its pixels.
+
+For many samples, the recipe prints and draws (OUT/approximate_removal.png) the error of w compared with the exact removal, the
+error that ``remove_approximate`` predicted, and its bound. For comparison, it also shows the error if the sample is not
+removed at all.
 """
 
 from __future__ import annotations

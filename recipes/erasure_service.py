@@ -1,14 +1,15 @@
-"""An HTTP service over one store: classify, learn, relabel, erase by subject, fetch the certificate.
+"""Serve one store over HTTP: classify, learn, relabel, erase by subject, and fetch the certificate.
 
     export ERASURE_READER_TOKEN=... ERASURE_WRITER_TOKEN=... ERASURE_OFFICER_TOKEN=...   # openssl rand -hex 24
     python recipes/erasure_service.py STORE --outbox OUTBOX --key key.pem --suppression-list erased.list --port 8000
     python recipes/erasure_service.py STORE --outbox OUTBOX --readonly --port 8001       # as many of these as you like
 
-One thread works with the store. Predictions come from a copy of the head, which that thread replaces after each change, so they
-never wait for a change. A process with ``--readonly`` follows the store and only answers predictions.
+One thread works with the store. Predictions come from a copy of the head, which that thread replaces after each change, so
+predictions never wait for a change. A process with ``--readonly`` follows the store and only answers predictions.
 
-A request for erasure is in the store, on the disk, before it is acknowledged. The service then erases, writes the receipt,
-compacts, writes the certificate and closes the request. After a crash it does what is missing when it starts.
+The service writes a request for erasure to the store, on disk, before it acknowledges the request. It then erases the samples,
+writes the receipt, compacts the store, writes the certificate and closes the request. If the service crashes, it completes the
+missing steps at the next start.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How near a head on a frozen network comes to fine-tuning: several layers, mirror images, larger pictures, lifts.
+"""Compare a head on a frozen network with fine-tuning: several layers, mirror images, larger pictures, lifts.
 
     python recipes/feature_maps.py --only cifar10                 # one table each; features are extracted once and cached
     python recipes/feature_maps.py --only cifar100
@@ -10,8 +10,9 @@
     python recipes/feature_maps.py --only finetune --data cifar100   # 8 epochs of all layers: the line to reach
     python recipes/feature_maps.py --only figure                  # accuracy against columns, from the tables printed before
 
-Data and weights are read from TORCHLSSVM_DATA. The test set is used once a row: rho is chosen by generalized
-cross-validation or leave-one-out, the rest is fixed before. Needs torchvision and scikit-learn; transformers for the texts.
+Data and weights are read from the folder that TORCHLSSVM_DATA names. Each row uses the test set once. rho is chosen by
+generalized cross-validation or leave-one-out, and everything else is fixed beforehand. You need torchvision and scikit-learn,
+and transformers for the texts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Label errors on MNIST with 5% random and 5% confusable flips: leave-one-out margins against 5-fold logistic regression.
+"""Find 5 % random and 5 % confusable label errors of MNIST by leave-one-out margins or 5-fold logistic regression.
 
     python recipes/label_errors.py [--samples 10000] [--features 0] [--multiclass ovr ovo] [--without-logistic]
 
-The rival is what cleanlab is usually given: out-of-fold probabilities of logistic regression, ranked by self-confidence (its
-default) and by normalized margin; with cleanlab installed by its own function, else by the same formula. Both use the same
-features: pixels, or ``--features 1500`` random ReLU features of them. Reads MNIST from the folder that TORCHLSSVM_DATA names.
-Prints average precision (chance is 0.1) and seconds. Then: the calibration error of probabilities on three data sets.
+Leave-one-out margins are compared with the usual input of cleanlab, the out-of-fold probabilities of logistic regression.
+These are ranked by self-confidence (cleanlab's default) and by normalized margin. The recipe uses cleanlab's own function if
+cleanlab is installed, and otherwise the same formula.
+
+Both methods use the same features: pixels, or with ``--features 1500`` random ReLU features of the pixels. MNIST is read from
+the folder that TORCHLSSVM_DATA names. The recipe prints average precision (chance is 0.1) and seconds, and then the
+calibration error of probabilities on three data sets.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""One head from many shards of features: every rank sums its own, one sync adds them up, rank 0 writes the head.
+"""Learn one head from many shards of features. Every rank sums its shards, one sync adds the sums, rank 0 saves the head.
 
     torchrun --nproc-per-node 2 recipes/merge_shards.py shards/*.npz --classes 2 --limit 512 --out head.pt
 
-A shard is an .npz with arrays ``x`` (n, J) and ``y`` (n,), or a .pt with such a dictionary. Shards are dealt out in turn; the
-head is, bit for bit, the same for any number of ranks and any order. The grid must be known beforehand, hence --limit: the
-largest magnitude of a feature. Load the head again into one made with the same arguments:
-LSSVMHead(J, K, ...).load_state_dict(torch.load(path)). Without torchrun it runs as one rank.
+A shard is an .npz file with arrays ``x`` (n, J) and ``y`` (n,), or a .pt file with such a dictionary. The ranks take shards in
+turn. The head is the same, bit for bit, for any number of ranks and any order of shards. All ranks need the same grid, so pass
+``--limit``, the largest magnitude of a feature.
+
+To load the head, create one with the same arguments: LSSVMHead(J, K, ...).load_state_dict(torch.load(path)). Without torchrun,
+the recipe runs as one rank.
 """
 
 from __future__ import annotations

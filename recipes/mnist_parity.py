@@ -1,14 +1,16 @@
-"""Half of the labels are wrong, a tenth of the wrong samples is found and unlearned: the MNIST experiment of Lee et al.
+"""Repeat the MNIST experiment of Lee et al.: half of the labels are wrong, and a tenth of the wrong samples is unlearned.
 
     python recipes/mnist_parity.py                                        # everything, about a minute on two cores
     python recipes/mnist_parity.py --samples 6000 --no-curve --repeats 3  # a small part of it
 
-Even against odd digits from 784 pixels, 60,000 samples, a random half of them with the wrong label. Printed: accuracy,
-exactness, time against retraining, time against the batch size of Theorem 1, storage; drawn: OUT/mnist_parity.png.
-The head has its default free intercept; the paper has none, which moves these accuracies by less than half a point.
+The task is to separate even from odd digits, from 784 pixels and 60,000 samples. A random half of the samples has the wrong
+label. The recipe prints accuracy, exactness, the time compared with retraining, the time for different batch sizes of Theorem
+1, and storage. It draws OUT/mnist_parity.png, for which you need matplotlib.
 
-MNIST comes from the folder mnist/ in TORCHLSSVM_DATA (the four idx files, gzipped), else from torchvision, else
-scikit-learn's 8x8 digits stand in for it. The picture needs matplotlib.
+The head has its default free intercept. The paper has no intercept, which changes these accuracies by less than half a point.
+
+MNIST comes from the folder mnist/ in TORCHLSSVM_DATA (the four idx files, gzipped), or otherwise from torchvision. If neither
+is available, the recipe uses scikit-learn's 8x8 digits.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""A head on a pretrained network in one pass, beside scikit-learn's LogisticRegression on the same features.
+"""Fit a head on a pretrained network in one pass, and scikit-learn's LogisticRegression on the same features.
 
     python recipes/pretrained_head.py                                   # 10,000 + 2,000 pictures of CIFAR-10, a few minutes
     python recipes/pretrained_head.py --samples 300 --no-compare        # a small part of it
     python recipes/pretrained_head.py --folder hymenoptera --size 224   # photographs, <folder>/{train,val}/<class>/
 
-Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation, from the
-head's sums alone (by exact leave-one-out where samples are few). Weights come from
-weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision (else they are random, and it says so); data from
-cifar10/ in TORCHLSSVM_DATA, else scikit-learn's digits stand in for it. Needs torchvision, lightning and scikit-learn.
+Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation from the
+head's sums, or by exact leave-one-out if there are few samples.
+
+Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, or otherwise from torchvision. If neither is available,
+they are random, and the recipe says so. The data come from cifar10/ in TORCHLSSVM_DATA, or otherwise are scikit-learn's
+digits. You need torchvision, lightning and scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""A random lift under an exact head: one pass, no learning rate, and class by class the same as all at once.
+"""Learn on random features in one pass, without a learning rate. Class by class gives the same head as all at once.
 
     python recipes/random_features.py                    # everything, about ten minutes on two cores
     python recipes/random_features.py --only mnist --widths 500 2000
     python recipes/random_features.py --only cifar --size 64
 
-MNIST, ten classes: test accuracy of ``LSSVMHead`` on RandomReLU features against their number; and the head that gets the
-classes one by one, keeps no sample and ends with the digest of joint training. CIFAR-10 (10,000 + 2,000 pictures), features of
-a pretrained MobileNetV2: joint and class by class, with and without the lift (the second stage of RanPAC).
+On MNIST (ten classes), the recipe measures the test accuracy of ``LSSVMHead`` for different numbers of RandomReLU features.
+Another head learns the classes one by one, keeps no sample and ends with the digest of joint training. On CIFAR-10 (10,000 +
+2,000 pictures, features of a pretrained MobileNetV2), it learns jointly and class by class, with and without random features
+(the second stage of RanPAC).
 
-The data and the network's weights come from the folder that TORCHLSSVM_DATA names. Without it scikit-learn's 8x8 digits stand
-in for MNIST, and CIFAR-10 is left out.
+The data and the weights of the network come from the folder that TORCHLSSVM_DATA names. Without it, the recipe uses
+scikit-learn's 8x8 digits instead of MNIST and skips CIFAR-10.
 """
 
 from __future__ import annotations

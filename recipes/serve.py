@@ -1,9 +1,9 @@
-"""Export a head, then predict from the files where torchlssvm is not installed: with plain torch, and with onnxruntime.
+"""Export a head and predict without torchlssvm, with plain torch and with onnxruntime.
 
     python recipes/serve.py                       # writes OUT/head.pt2, head.safetensors and, with onnx installed, head.onnx
     python recipes/serve.py --network             # a whole network with its head
 
-The predictions run in a process of their own that cannot import torchlssvm. Needs scikit-learn, lightning and safetensors.
+The predictions run in a separate process that cannot import torchlssvm. You need scikit-learn, lightning and safetensors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Time of predictions over HTTP while people are erased: ``/classify`` of the erasure service, quiet and during erasures.
+"""Measure the time of predictions over HTTP (``/classify`` of the erasure service), with and without erasures.
 
     python recipes/benchmarks/erasure_service.py             # about two minutes on two cores
     python recipes/benchmarks/erasure_service.py --small     # seconds, for trying it out
 
-The service is a process of its own under uvicorn, and the client is httpx. Rounds alternate: first the service only predicts,
-then it also erases one person after the other, each with receipt, compaction and signed certificate. A client thread sends one
-row after the other at a steady rate. The numbers are made up.
+The service runs in its own process under uvicorn, and the client uses httpx. Rounds alternate. In one round the service only
+predicts. In the next it also erases one person after another, each with a receipt, a compaction and a signed certificate. A
+client thread sends single rows at a steady rate. The data are random.
 """
 
 import argparse

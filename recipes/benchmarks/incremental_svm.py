@@ -1,4 +1,4 @@
-"""The incremental SVM against refitting scikit-learn's SVC, on the CPU, every ratio from one run.
+"""Compare the incremental SVM with refits of scikit-learn's SVC on the CPU. The two sides of a ratio come from one run.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about a minute
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
@@ -6,16 +6,16 @@
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --classes                # ten classes of digits
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --scale 5000 10000 20000 50000    # a quarter of an hour
 
-Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
-TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are processor
-seconds, medians (means on both sides for single samples: a removal costs as many events as it needs), the things compared
-alternate.
+Digits (even against odd) and breast cancer come with scikit-learn. Ringnorm, Splice and German are read from the folder that
+TORCHLSSVM_DATA names, if it is set. The kernel is RBF with gamma = 1 / (J var(x)), and SVC has its default tolerance. Times
+are medians of processor seconds. For single samples they are means, because removals differ in the number of events they need.
+The two sides of a comparison alternate.
 
---classes adds and removes single samples of 2,000 digits (203 of them copies with noise) in OneVsRest and OneVsOne of
-ten classes, beside refits of SVC: its own fit of all pairs, and ten of one class against the rest.
+``--classes`` adds and removes single samples of 2,000 digits (203 of them are noisy copies) in OneVsRest and OneVsOne with ten
+classes. It compares them with two refits of SVC: its own fit of all pairs, and ten fits of one class against the rest.
 
---scale fits so many samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and a problem in which
-every sample is a margin vector. SVC is at its default tolerance and at 1e-6.
+``--scale`` fits the given numbers of samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and
+a problem in which every sample is a margin vector. SVC runs at its default tolerance and at 1e-6.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""The cost of choosing and judging a model, on MNIST pixels (60,000 x 784, ten classes): ratios measured in one run.
+"""Measure the cost of choosing and judging a model on MNIST pixels (60,000 x 784, ten classes), as ratios from one run.
 
     python recipes/benchmarks/judging.py [--threads 2] [--samples 60000] [--repeats 3] [--values 3 10]
 
-Reads MNIST from the folder that TORCHLSSVM_DATA names. Things that are compared take turns; medians are printed.
-scikit-learn's RidgeClassifierCV (1.9) makes X^T X, its eigenvectors, and for each of r values one product X A, (1 + 2 r) n J^2
-flops; here X^T X (9/8 n J^2) is all that GCV needs, and leave-one-out takes one product X Q, 2 n J^2, for all values. By flops
-alone GCV is 6 times as fast with 3 values, leave-one-out 2 times with 3, 7 times with 10 and 64 times with 100.
+The recipe reads MNIST from the folder that TORCHLSSVM_DATA names. The two sides of a comparison take turns, and the figures
+are medians.
+
+For r values of rho, scikit-learn's RidgeClassifierCV (1.9) computes X^T X, its eigenvectors, and one product X A for each
+value. This takes (1 + 2 r) n J^2 floating-point operations. Here GCV needs only X^T X, which takes 9/8 n J^2 operations.
+Leave-one-out needs one more product X Q for all values, which takes 2 n J^2 operations.
+
+Compared with RidgeClassifierCV, the number of operations alone would make GCV 6 times as fast with 3 values. It would make
+leave-one-out 2 times as fast with 3 values, 7 times with 10 and 64 times with 100.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Speed of the kernel machines, as ratios measured side by side in one run; the kernel matrix is at hand for both sides.
+"""Measure the speed of the kernel machines as ratios from one run. Both sides start from a computed kernel matrix.
 
     python recipes/benchmarks/kernel_machines.py                    # every table, about three minutes on two cores
     python recipes/benchmarks/kernel_machines.py --only single      # single | batch | loo | crossover | newton
     python recipes/benchmarks/kernel_machines.py --threads 1
 
-The rival is a Cholesky re-solve: factor K + I/C for the samples left and solve for y and 1. Terms that a machine puts off are
-folded in within what is timed. Each line alternates the two things it compares and gives the ratio of their medians.
+The machines are compared with a Cholesky solve, which factors K + I/C for the remaining samples and solves for y and 1. The
+times include the updates that a machine defers. The two sides of each line alternate, and the line gives the ratio of their
+medians.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Speed of the linear head, as ratios to bare float64 products of the same shapes, measured side by side in one run.
+"""Measure the speed of the linear head as ratios to bare float64 products of the same shapes, from one run.
 
     python recipes/benchmarks/linear_head.py                  # every table, about four minutes on two cores
     python recipes/benchmarks/linear_head.py --only bulk      # bulk | rows | single | block | solve | crossover
     python recipes/benchmarks/linear_head.py --threads 1
 
-Each line alternates the two things it compares and gives the ratio of their medians.
+The two sides of each line alternate, and the line gives the ratio of their medians.
 """
 
 from __future__ import annotations

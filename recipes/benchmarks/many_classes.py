@@ -1,9 +1,10 @@
-"""Many classes on few features: least squares, a random lift and logistic regression; accuracy, and wrong labels found.
+"""Compare least squares, a random lift and logistic regression on many classes and few features.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/many_classes.py features.npz [--only rules]
 
-The file holds x_train, y_train, x_test, y_test and layers_train, layers_test (n, layers, J), for example sentence vectors of
-Banking77 by an encoder with six layers. Results: docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
+The recipe prints the accuracy and how well each method finds wrong labels. The file contains x_train, y_train, x_test, y_test
+and layers_train, layers_test (n, layers, J). An example are sentence vectors of Banking77 from an encoder with six layers. The
+results are in docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
 """
 
 from __future__ import annotations

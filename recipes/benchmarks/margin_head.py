@@ -1,11 +1,11 @@
-"""Speed and memory of the margin head, beside scikit-learn's LinearSVC and its own ways without an inverse kept.
+"""Compare the speed and memory of the margin head with scikit-learn's LinearSVC and with fits that keep no inverse.
 
     python recipes/benchmarks/margin_head.py                  # every table; some 15 minutes on one core
     python recipes/benchmarks/margin_head.py --only removal   # removal | leave_out | memory | growth | mnist | choosing
 
-Features are those of MobileNetV2 on 10,000 pictures of CIFAR-10 (``recipes/pretrained_head.py``, kept in its cache), MNIST's
-pixels for ``mnist``, and random ones for ``growth``. Times are CPU seconds of one thread, so that a loaded machine changes
-them little; what is compared runs in turns.
+The features are those of MobileNetV2 on 10,000 pictures of CIFAR-10 (from the cache of ``recipes/pretrained_head.py``), MNIST
+pixels for ``mnist``, and random numbers for ``growth``. Times are CPU seconds of one thread, which a busy machine changes
+little. The two sides of a comparison take turns.
 """
 
 from __future__ import annotations

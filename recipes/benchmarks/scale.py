@@ -1,12 +1,12 @@
-"""Time and memory of one machine at scale: many features, many classes, many rows in a store.
+"""Measure time and memory on one machine with many features, many classes, and many rows in a store.
 
     python recipes/benchmarks/scale.py features         # J = 10,000, 50,000 rows streamed: about 5 minutes on two cores
     python recipes/benchmarks/scale.py classes          # K = 1,000 and 10,000 at J = 1,024: about a minute
     python recipes/benchmarks/scale.py rows             # 1,000,000 rows of 256 features in a store: about 15 minutes
     python recipes/benchmarks/scale.py all --small      # seconds, for trying it out
 
-Each part runs in a process of its own, so that the peak of its memory (resident, of the whole process) is its own. Rows are
-made batch by batch and never held together. Beside each size stands a quarter of it, so that the growth can be read off.
+Each part runs in its own process, so its peak memory is the resident size of that process. Rows are generated batch by batch
+and are never all in memory. Each size is measured beside a quarter of it, so that you can see the growth.
 """
 
 from __future__ import annotations

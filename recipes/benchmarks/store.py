@@ -1,10 +1,10 @@
-"""A durable store: ingest against bare SQLite, erasure against rebuilding, single erasures against refitting.
+"""Compare a durable store with bare SQLite inserts, with rebuilding the statistics, and with refitting.
 
     python recipes/benchmarks/store.py                    # 60,000 x 1280 features, about two minutes on two cores
     python recipes/benchmarks/store.py --samples 6000 --features 256
 
-Features are random, as a ReLU network gives them. Each ratio compares two things measured in this run, in turns where that is
-possible.
+The features are random numbers with the distribution of a ReLU network's output. Each ratio compares two measurements of one
+run, which take turns if possible.
 """
 
 from __future__ import annotations

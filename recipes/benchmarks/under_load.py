@@ -1,10 +1,10 @@
-"""Speed beside another busy process: the same work with and without one process that spins on one core.
+"""Measure the same work with and without another process that keeps one core busy.
 
     python recipes/benchmarks/under_load.py             # about a minute on two cores, on a machine that is quiet otherwise
     python recipes/benchmarks/under_load.py --small     # seconds, for trying it out
 
-Rounds alternate: undisturbed, then disturbed; medians. The share is the disturbed speed by the undisturbed one. Retraining is
-that of a head from 60,000 rows of 784 features, as MNIST has them; the numbers are made up.
+Rounds alternate between undisturbed and disturbed, and the figures are medians. The share is the disturbed speed divided by
+the undisturbed speed. Retraining learns a head from 60,000 rows of 784 features, the shape of MNIST. The data are random.
 """
 
 from __future__ import annotations
