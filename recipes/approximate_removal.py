@@ -32,7 +32,7 @@ def norm(w: Tensor) -> float:
 
 
 def measure(task: Task, draws: int) -> list[dict[str, float]]:
-    """For each size of the noise the median over samples and draws of errors relative to |w|."""
+    """For each noise level, the median error relative to |w| over samples and draws."""
     generator = torch.Generator().manual_seed(0)
     picks = task.wrong[:draws].tolist()
     head = LSSVMHead(task.x.shape[1], 2, rho=1.0, grid=FixedPoint(limit=8.0)).add(task.x, task.y)
@@ -109,8 +109,10 @@ def draw(table: list[dict[str, float]], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, help="use only so many training samples")
-    parser.add_argument("--draws", type=int, default=20, help="samples that are removed, one at a time (default: 20)")
+    parser.add_argument("--samples", type=int, help="use only this many training samples")
+    parser.add_argument(
+        "--draws", type=int, default=20, help="number of samples to remove, one at a time (default: 20)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)")
     options = parser.parse_args(argv)
     task = Task(options.samples)

@@ -26,7 +26,7 @@ STEP = 2
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--cache", type=Path, default=CACHE)
     o = parser.parse_args(argv)
     x, y, test_x, test_y = features(samples=o.samples, cache=o.cache) if o.cifar else digits()

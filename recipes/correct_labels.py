@@ -47,7 +47,7 @@ def digits() -> list[Tensor]:
 
 
 def mend(file: Path, truth: Tensor, given: Tensor) -> int:
-    """What a person does: look at each suspect; a right label's line goes, a wrong one's gets the true label."""
+    """Stand in for a person: drop the lines of right labels, and write the true label into the others."""
     kept = []
     for line in file.read_text().splitlines():
         if line.startswith("#"):
@@ -63,8 +63,8 @@ def mend(file: Path, truth: Tensor, given: Tensor) -> int:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--digits", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
-    parser.add_argument("--trust", action="store_true", help="take every suggestion")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
+    parser.add_argument("--trust", action="store_true", help="accept every suggestion of the audit")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--out", type=Path, default=Path("."))
     o = parser.parse_args(argv)

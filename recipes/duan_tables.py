@@ -99,7 +99,7 @@ def resolve_lsvm(Q: Tensor, C: float, tol: float = 1e-5) -> Tensor:
 
 
 def unlearner(k: int) -> Callable[[KernelLSSVM | LagrangianSVM, Tensor, Tensor], None]:
-    """Removes samples k at a time, and reads the solution after each."""
+    """Remove k samples at a time, and read the solution after each removal."""
 
     def unlearn(machine: KernelLSSVM | LagrangianSVM, ids: Tensor, gone: Tensor) -> None:
         for part in gone.split(k):
@@ -111,7 +111,7 @@ def unlearner(k: int) -> Callable[[KernelLSSVM | LagrangianSVM, Tensor, Tensor],
 
 
 def row(name: str, k: int, repeats: int) -> dict[str, float]:
-    """One line: seconds of the rival and of ours for both machines, and the largest deviation of ours from a dense solve."""
+    """One line: seconds to solve again and to update, for both machines, and the largest deviation from a dense solve."""
     x, y = load(name)
     n, kernel, count = len(x), RBF(sigma=SIGMA), -(-64 // k)
     signs = (2 * y - 1).double()

@@ -63,7 +63,7 @@ class Body(BaseModel):
 
 
 class Unclassified(Body):
-    """Rows of features, or whatever ``featurize`` takes, such as texts."""
+    """Rows of features, or other inputs that ``featurize`` accepts, such as texts."""
 
     x: list[Any]
 
@@ -90,7 +90,7 @@ class Person(Body):
 
 @dataclass(frozen=True)
 class Published:
-    """The state of the store that answers are given from."""
+    """The state of the store from which the service answers."""
 
     head: Any
     classes: list[str]
@@ -99,7 +99,7 @@ class Published:
 
 
 class Service:
-    """The store, the one thread that works with it, and the state that was published last."""
+    """The store, the only thread that works with it, and the last published state."""
 
     def __init__(
         self,

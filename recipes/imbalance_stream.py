@@ -69,7 +69,7 @@ class Task:
         return self.x[keep], self.y[keep]
 
     def recalls(self, predicted: Tensor) -> tuple[float, float]:
-        """Percent of the rare and of the frequent class that are found in the test set."""
+        """Recall of the rare and of the frequent class on the test set, in percent."""
         right = (predicted == self.y_test).double()
         return 100 * float(right[self.y_test == 1].mean()), 100 * float(right[self.y_test == 0].mean())
 
@@ -100,7 +100,7 @@ def one_to_a_hundred(task: Task) -> dict[str, Any]:
 
 
 def stream(task: Task, steps: int, batch: int, window: int) -> dict[str, Any]:
-    """Batches whose share of rare samples swings; what each way of weighing recalls, step by step."""
+    """Learn batches with a changing share of rare samples, and return the recall for each kind of weights, step by step."""
     rare, others = (task.y == 1).nonzero()[:, 0], (task.y == 0).nonzero()[:, 0]
     ways = {
         "weights of the moment": task.head(class_weight="complement", intercept="penalized"),

@@ -41,7 +41,7 @@ CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
 
 
 def flipped(truth: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
-    """Labels of which 5% are random and 5% the usual confusion."""
+    """Replace 5 % of the labels at random and 5 % by the class that is most easily confused."""
     random = np.random.default_rng(seed)
     order, part, given = random.permutation(len(truth)), len(truth) // 20, truth.copy()
     some, more = order[:part], order[part : 2 * part]
@@ -70,7 +70,7 @@ def find(
     logistic: bool,
     multiclass: Sequence[str] = ("ovr",),
 ) -> dict[str, tuple[float, float]]:
-    """Average precision and seconds of each way."""
+    """Average precision and seconds of each method."""
     wrong, labels, out = given != truth, torch.from_numpy(given), {}
     for kind in multiclass:
         start = time.perf_counter()
@@ -95,7 +95,7 @@ def find(
 
 
 def calibration(load: Any) -> tuple[float, float, float]:
-    """ECE of a held-out half: softmax of scores, clipped scores, and calibrated on leave-one-out scores of the other half."""
+    """ECE on a held-out half, for the softmax of scores, clipped scores, and calibration on leave-one-out scores."""
     X, labels = load(return_X_y=True)
     x, y = torch.as_tensor((X - X.mean(0)) / np.maximum(X.std(0), 1e-9)), torch.as_tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))

@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def progress(paths: list[Path], show: bool) -> Iterator[Path]:
-    """The paths, with a bar on standard error."""
+    """Yield the paths, with a progress bar on standard error."""
     start = time.perf_counter()
     for done, path in enumerate(paths):
         yield path
@@ -64,13 +64,15 @@ def accumulate(head: LSSVMHead, paths: Iterable[Path]) -> LSSVMHead:
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", type=Path)
-    parser.add_argument("--classes", type=int, required=True, help="K")
+    parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--limit", type=float, required=True, help="the largest magnitude of a feature")
-    parser.add_argument("--bits", type=int, default=20, help="of the grid below the limit")
+    parser.add_argument("--bits", type=int, default=20, help="bits of the grid below the limit")
     parser.add_argument("--rho", type=float, default=1.0)
     parser.add_argument("--intercept", default="free", choices=["free", "penalized", "none"])
     parser.add_argument("--class-weight", default=None, choices=["balanced", "complement"])
-    parser.add_argument("--min-samples", type=int, default=0, help="refuse to send sums of fewer samples in a class")
+    parser.add_argument(
+        "--min-samples", type=int, default=0, help="refuse to send the sums of a class with fewer samples"
+    )
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--out", type=Path, default=Path("head.pt"))
     return parser.parse_args(given)

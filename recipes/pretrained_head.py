@@ -72,7 +72,7 @@ def features(
 
 
 def fit(x: Tensor, y: Tensor, classes: int) -> LSSVMHead:
-    """The whole training: one pass, and the choice of rho."""
+    """Train in one pass and choose rho."""
     head = LSSVMHead(x.shape[1], classes, grid=FixedPoint.auto(float(x.abs().max()))).add(x, y)
     if len(x) > 2 * x.shape[1]:
         head.select_rho(method="gcv")  # from the sums alone
@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--backbone", default="mobilenet_v2", help="a classifier of torchvision, or timm/<name>")
     parser.add_argument("--weights", help="a file with its state_dict, or a member of torchvision's enum")
     parser.add_argument("--folder", help="photographs in <folder>/{train,val}/<class>/")
-    parser.add_argument("--size", type=int, default=96, help="pixels of a side")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--size", type=int, default=96, help="width and height of the pictures in pixels")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--no-compare", dest="compare", action="store_false", help="without LogisticRegression")
+    parser.add_argument("--no-compare", dest="compare", action="store_false", help="skip LogisticRegression")
     o = parser.parse_args(argv)
     x, y, test_x, test_y = features(o.backbone, o.weights, o.folder, o.size, o.samples, o.cache)
     classes = int(y.max()) + 1

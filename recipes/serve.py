@@ -43,8 +43,8 @@ print(json.dumps(found))
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="store_true", help="a network with its head")
-    parser.add_argument("--out", type=Path, help="the folder for the files; a temporary one by default")
+    parser.add_argument("--network", action="store_true", help="export a network with its head")
+    parser.add_argument("--out", type=Path, help="folder for the files (default: a temporary folder)")
     o = parser.parse_args(argv)
     data = DigitsData(size=16 if o.network else None)
     data.setup("fit")

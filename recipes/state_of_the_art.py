@@ -122,7 +122,7 @@ def linear_least_squares(s: Stream, keep: Array) -> Array:
 
 
 class SupportVectorsOnly:
-    """Syed, Liu and Sung: what is kept of the past are its support vectors."""
+    """Syed, Liu and Sung: keep only the support vectors of earlier batches."""
 
     removes, retrain, weighted = False, staticmethod(svm), False
 
@@ -187,7 +187,7 @@ class KernelRecursiveLeastSquares:
 
     @staticmethod
     def retrain(s: Stream, keep: Array) -> Array:
-        """Learn the samples that are left one after the other."""
+        """Learn the remaining samples one after another."""
         model = KernelRecursiveLeastSquares(s)
         model.add(keep)
         return model.scores()
@@ -238,7 +238,7 @@ class RecursiveLSSVM:
         self.s, self.at, self.R = s, np.zeros(0, dtype=int), np.zeros((0, 0))
 
     def add(self, at: Array) -> None:
-        """Learn one sample after the other; beyond the budget the one with the least leave-one-out error leaves."""
+        """Learn one sample after another. Above the budget, drop the sample with the least leave-one-out error."""
         for i in at:
             k = rbf(self.s.x[self.at], self.s.x[[i]], self.s.gamma)[:, 0]
             v = np.append(-self.R @ k, 1.0)
@@ -341,7 +341,7 @@ METHODS = {
 
 
 class Row(NamedTuple):
-    """What a method shows at the end of a stream."""
+    """The results of a method at the end of a stream."""
 
     added: float  # largest difference to retraining before removals, as a share of the largest score
     removed: float  # the same after them

@@ -38,7 +38,7 @@ def points(n: int = 100, seed: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def learn(x: Tensor, y: Tensor) -> tuple[IncrementalSVM, Tensor]:
-    """One sample after the other; alpha (T, n) after each event."""
+    """Learn one sample after another, and return alpha (T, n) after each event."""
     svm = IncrementalSVM(RBF(sigma=1.0), C=10.0, record=True)
     for i in range(len(x)):
         svm.add(x[i : i + 1], y[i : i + 1])

@@ -33,7 +33,7 @@ USERS, USER = 50, "user-42"
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     o = parser.parse_args(argv)

@@ -39,7 +39,7 @@ def new(x: Tensor, grid: FixedPoint) -> LSSVMHead:
 
 
 def difference(head: LSSVMHead, batch: dict[str, Any]) -> float:
-    """The 2-norm of the difference; 0 only if the digests are equal, too."""
+    """The 2-norm of the difference, or inf if the digests differ."""
     far = float(torch.cat([(head.w - batch["w"]).reshape(-1), head.b - batch["b"]]).norm())
     return far if head.digest() == batch["digest"] else float("inf")
 
@@ -88,7 +88,7 @@ def ranks_main(rank: int, world: int, folder: str, names: list[str]) -> None:
 
 
 def table(names: list[str], world: int = 4) -> dict[tuple[str, int], list[dict[str, float]]]:
-    """For each set and number of ranks the differences on every rank."""
+    """The differences on every rank, for each data set and number of ranks."""
     out: dict[tuple[str, int], list[dict[str, float]]] = {}
     torch.set_num_threads(1)  # solved weights are the same bits for the same number of threads
     with tempfile.TemporaryDirectory() as folder:

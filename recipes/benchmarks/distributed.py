@@ -53,7 +53,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each job, taken in turns."""
+    """Median seconds of each job. The jobs take turns."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
         for name, job in jobs.items():
@@ -121,7 +121,7 @@ def rank_main(rank: int, world: int, folder: str, rounds: int) -> None:
 
 
 def measure_ranks(folder: str, sizes: Iterable[int], rounds: int) -> dict[str, list[float]]:
-    """Medians of wall and processor time, by size and share; the sizes take turns, as processes of their own."""
+    """Medians of wall and processor time, by size and share. The sizes take turns, each in its own processes."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(3):
         for size in sizes:

@@ -145,7 +145,7 @@ class Case:
 
 
 def growth(largest: int) -> None:
-    """Time of an event beside n and |S|, and of single samples against a refit, on Gaussian data in 5 dimensions."""
+    """Time of an event for growing n and |S|, and of single samples compared with a refit, on Gaussian data (J = 5)."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(largest + SINGLE, 5, generator=generator, dtype=torch.float64)
     y = (x[:, :2].square().sum(1) + 0.3 * torch.randn(len(x), generator=generator) > 1.5).long()
@@ -204,7 +204,7 @@ def classes() -> None:
 
 
 def cover_type(n: int) -> Case:
-    """So many samples of CoverType, and SINGLE more."""
+    """Return the given number of samples of CoverType, and SINGLE more."""
     file = Path(os.environ.get("TORCHLSSVM_DATA", "")) / "covtype/covtype.data.gz"
     if not file.is_file():
         raise SystemExit("--scale needs covtype/covtype.data.gz in the folder that TORCHLSSVM_DATA names")
@@ -216,13 +216,13 @@ def cover_type(n: int) -> Case:
 
 
 def all_margin(n: int) -> Case:
-    """Random labels, far apart: every coefficient is inside its box."""
+    """Random labels of samples that are far apart, so that every coefficient is strictly between 0 and C."""
     rng = np.random.default_rng(0)
     return Case(rng.normal(size=(n + SINGLE, 50)), rng.integers(0, 2, n + SINGLE), 100.0)
 
 
 def fits(name: str, case: Case, single: bool) -> None:
-    """A fit against two of SVC, and samples added and removed one at a time."""
+    """Compare a fit with two fits of SVC, and add and remove single samples."""
     n = len(case.y) - SINGLE
     small = case.machine().fit(case.tx[:1500], case.ty[:1500])  # warm up
     small.remove(small.add(case.tx[1500:1540], 1 - case.ty[1500:1540], method="path"), method="path")
@@ -259,10 +259,12 @@ def scale(sizes: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of it")
-    parser.add_argument("--only", metavar="NAME", help="the data set of this name alone")
-    parser.add_argument("--classes", action="store_true", help="ten classes of digits instead")
-    parser.add_argument("--scale", type=int, nargs="+", metavar="N", help="fits of so many samples instead")
+    parser.add_argument("--quick", action="store_true", help="run only a small part")
+    parser.add_argument("--only", metavar="NAME", help="run only this data set")
+    parser.add_argument("--classes", action="store_true", help="measure ten classes of digits instead")
+    parser.add_argument(
+        "--scale", type=int, nargs="+", metavar="N", help="measure fits with these numbers of samples instead"
+    )
     options = parser.parse_args()
     quick = options.quick
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s).")

@@ -38,7 +38,7 @@ GRID = FixedPoint(1.0, bits=20)
 
 
 def taking_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call; one after the other, several times."""
+    """Median seconds of each call. The calls take turns, several times."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats: int, fit: float) -> None:
-    """100 values of rho and one, once the eigenvectors are there."""
+    """Compare 100 values of rho with one, after the eigendecomposition."""
     part, samples, main = (
         problems(head._view())[0],
         check_all(head._view(), x, y, None),
@@ -115,7 +115,7 @@ def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats
 
 
 def against_sklearn(x: torch.Tensor, y: torch.Tensor, counts: list[int], repeats: int) -> None:
-    """Learning and choosing, against RidgeClassifierCV on the same float64 array. x: (n, J); y: (n,)."""
+    """Compare learning and choosing with RidgeClassifierCV on the same float64 array. x: (n, J); y: (n,)."""
     from sklearn.linear_model import RidgeClassifierCV
 
     array, labels = x.numpy(), y.numpy()

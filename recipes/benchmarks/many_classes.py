@@ -26,7 +26,7 @@ from torchlssvm.sklearn import LSSVMClassifier, RandomFeatures
 
 
 def feature_sets(data: Any) -> dict[int, tuple[Any, Any]]:
-    """Training and test features by their number: random projections of the last layer, it alone, and several layers."""
+    """Training and test features by their number: the last layer, random projections of it, and several layers."""
     x, test = data["x_train"].astype(np.float64), data["x_test"].astype(np.float64)
     rng, sets = np.random.default_rng(0), {}
     for J in (96, 192):

@@ -74,7 +74,7 @@ class Direct:
 
 
 class DirectById(Direct):
-    """The same with ids: a dictionary from ids to rows, and the checks of a caller's input that samples by id need."""
+    """Direct with ids: a dictionary from ids to rows, and the input checks that ids require."""
 
     def __init__(self, x: Tensor, y: Tensor, C: float, lagrangian: bool):
         self.row_of, self.next_id = {i: i for i in range(len(x))}, len(x)

@@ -77,7 +77,7 @@ def select(file: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Measure and print; returns the two ratios."""
+    """Measure, print, and return the two ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=60_000)
     parser.add_argument("--features", type=int, default=1280)
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         packed = torch.zeros(gram.packed_size(J, 0, product=True), dtype=torch.float64)
 
         def read(work: Callable[[Any], Any] | None = None) -> float:
-            """Read all rows once; the seconds that were spent in the work on them."""
+            """Read all rows once, and return the seconds spent on processing them."""
             spent = 0.0
             with SampleStore(folder, readonly=True) as store, store.view():
                 for rows in store.batches():

@@ -79,7 +79,7 @@ def measure(name: str, data: str, size: tuple[int, int], pipe: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rows and columns")
+    parser.add_argument("--quick", action="store_true", help="use a fifth of the rows and columns")
     quick = parser.parse_args(arguments).quick
     size = (800, 4_000) if quick else (4_000, 20_000)
     names = ("RidgeClassifier(1)", "LSSVMClassifier(1)", "LSSVMClassifier()", "LSSVMClassifier(1, grid=None)")
