@@ -220,7 +220,7 @@ class Service:
             self.publish()
 
     def finish_erasures(self) -> None:
-        """Complete the missing steps of all open requests: erase, then compact and certify. One compaction serves all requests."""
+        """Complete the missing steps of all open requests: erase, then compact and certify. One compaction serves all."""
         requests = self.open_requests()
         self.problems = {request.id: self.problems[request.id] for request in requests if request.id in self.problems}
         held = [request for request in requests if request.events or self.store.requests.still_held(request)]
@@ -402,7 +402,7 @@ def create_app(
 
     @app.get("/erasures/{request_id}", dependencies=officer)
     async def state(request_id: str) -> dict[str, Any]:
-        """The state of a request. "answered" means erased, compacted and certified, unless there is an answer."""
+        """The state of a request. "answered" means erased, compacted and certified, unless ``answer`` says otherwise."""
         return service.describe(service.find_request(request_id))
 
     @app.get("/erasures/{request_id}/{kind}", dependencies=officer)
