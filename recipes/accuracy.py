@@ -1,18 +1,21 @@
-"""Accuracy of exactly unlearnable heads beside logistic regression, ridge and a linear SVM, and what removing samples costs.
+"""Compare the accuracy of the heads with logistic regression, ridge and a linear SVM, and time the removal of samples.
 
     python recipes/accuracy.py                        # everything; tables: docs/benchmarks/margin_head.md
     python recipes/accuracy.py --only cifar covtype
     python recipes/accuracy.py --quick                # scikit-learn's digits, seconds; needs no data
 
-Data sets: CIFAR-10 and photographs of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels and
-as 2,000 random features, SMS spam as hashed n-grams, covtype. They come from the folder that TORCHLSSVM_DATA names; features of
-networks are kept in the cache of recipes/pretrained_head.py. Some are subsets (SAMPLES), so that the rivals, which are fitted
-16 times each, end in minutes; ``--samples`` gives other sizes.
+The data sets are CIFAR-10 and photos of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels
+and as 2,000 random features, SMS spam as hashed n-grams, and covtype. They come from the folder that TORCHLSSVM_DATA names.
+Features of networks are kept in the cache of recipes/pretrained_head.py. Some data sets are subsets (SAMPLES), so that the
+other methods, each of which is fitted 16 times, finish in minutes. ``--samples`` sets other sizes.
 
-Every method chooses its regularization on the training set alone: ridge heads by GCV (by leave-one-out where samples are few),
-margin heads, LinearSVC and LogisticRegressionCV by the accuracy on three folds, RidgeClassifierCV by leave-one-out. The rivals
-get features that were standardised (SMS: rows of length 1). ``fit`` is the time to choose and to fit; ``refit`` at the value
-chosen, on the training set without the samples; ``remove 1`` and ``remove 100`` by the head, weights read.
+Every method chooses its regularization on the training set alone. Ridge heads use GCV (leave-one-out if samples are few).
+Margin heads, LinearSVC and LogisticRegressionCV use the accuracy on three folds, and RidgeClassifierCV uses leave-one-out. The
+methods of scikit-learn get standardised features (SMS: rows of length 1).
+
+- ``fit`` is the time to choose the regularization and to fit.
+- ``refit`` is the time to fit with the chosen value, on the training set without the removed samples.
+- ``remove 1`` and ``remove 100`` are the times in which the head removes samples and computes its weights.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ SAMPLES = {"cifar": 10000, "mnist": 4000, "mnist, 2,000 random features": 3000, 
 
 
 class Data(NamedTuple):
-    """Training and test features and labels; ``usual``: how the rivals' features are prepared, "std" or "l2"."""
+    """Training and test features and labels. ``usual`` says how scikit-learn's features are prepared, "std" or "l2"."""
 
     x: Tensor
     y: Tensor
@@ -163,7 +166,7 @@ class Head:
         return made(data.x.shape[1], data.classes, rho=rho, **self.options)
 
     def fit(self, data: Data) -> float:
-        """Choose rho and learn; returns rho."""
+        """Choose rho, learn, and return rho."""
         if self.kind == "ridge":
             self.head = self.make(data, 1.0).add(data.x, data.y)
             few = len(data.x) < 2 * data.x.shape[1]  # generalized cross-validation is too sure of itself then
@@ -185,12 +188,12 @@ class Head:
         _ = self.make(data, rho).add(data.x, data.y).w
 
     def remove(self, x: Tensor, y: Tensor) -> None:
-        """Unlearn samples, and have the weights ready."""
+        """Unlearn samples and compute the weights."""
         _ = self.head.remove(x, y).w
 
 
 class Rival:
-    """An estimator of scikit-learn, refitted where samples are to be forgotten."""
+    """An estimator of scikit-learn, which is refitted to remove samples."""
 
     exact = False
 
@@ -198,7 +201,7 @@ class Rival:
         self.kind = kind
 
     def make(self, C: float | None) -> Any:
-        """Make an estimator that chooses, or one for a value that was chosen."""
+        """Make an estimator that chooses its regularization, or one with a given value."""
         from sklearn import linear_model, svm
         from sklearn.model_selection import GridSearchCV
 
@@ -219,7 +222,7 @@ class Rival:
         return GridSearchCV(svm.LinearSVC(dual=False, tol=1e-2), {"C": RIVAL_C}, cv=FOLDS, refit=False)
 
     def ready(self, data: Data) -> tuple[Any, Any]:
-        """Make training and test features ready."""
+        """Prepare training and test features."""
         from sklearn.preprocessing import StandardScaler
 
         if data.usual == "l2":
@@ -228,7 +231,7 @@ class Rival:
         return scaler.transform(data.x.numpy()), scaler.transform(data.x_test.numpy())
 
     def fit(self, data: Data) -> float:
-        """Choose C and learn; returns C (for ridge, alpha)."""
+        """Choose C, learn, and return C (for ridge, alpha)."""
         x, self.x_test = self.ready(data)
         model = self.make(None).fit(x, data.y.numpy())
         if self.kind == "LinearSVC":
@@ -250,7 +253,7 @@ class Rival:
 
 
 def mean_eigenvalue(x: Tensor, options: dict[str, str]) -> float:
-    """Mean eigenvalue of the Gram matrix of features as a head with these options solves with them."""
+    """Mean eigenvalue of the Gram matrix that a head with these options would solve with."""
     if options.get("scale") == "std":
         return float(len(x))
     x = normalized(x.double(), options.get("normalize"))
@@ -258,7 +261,7 @@ def mean_eigenvalue(x: Tensor, options: dict[str, str]) -> float:
 
 
 def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Measure the time of a call, and return what it returns."""
+    """Return the time and the result of a call."""
     start = time.perf_counter()
     result = run()
     return time.perf_counter() - start, result
@@ -274,7 +277,7 @@ def methods(only: Sequence[str]) -> dict[str, Head | Rival]:
 
 
 def measure(method: Head | Rival, data: Data) -> dict[str, float]:
-    """Fit, score, and forget 1 and then 100 samples; times in seconds."""
+    """Fit, score, and remove 1 and then 100 samples. Times are in seconds."""
     took, value = seconds(lambda: method.fit(data))
     right = float((method.predict(data.x_test) == data.y_test).double().mean())
     out = {"accuracy": 100 * right, "value": value, "fit": took}
@@ -304,10 +307,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, flo
     """Print a table for each data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(DATA), default=list(DATA))
-    parser.add_argument("--methods", nargs="+", default=[], help="those whose names begin so, e.g. ridge Logistic")
-    parser.add_argument("--samples", type=int, help="for training, at most (default: SAMPLES)")
-    parser.add_argument("--quick", action="store_true", help="on scikit-learn's digits")
-    parser.add_argument("--out", type=Path, help="a file for all figures, as one JSON object a line")
+    parser.add_argument(
+        "--methods", nargs="+", default=[], help="only methods whose names begin with one of these, e.g. ridge Logistic"
+    )
+    parser.add_argument("--samples", type=int, help="largest number of training samples (default: SAMPLES)")
+    parser.add_argument("--quick", action="store_true", help="use scikit-learn's digits")
+    parser.add_argument("--out", type=Path, help="write all figures to this file, one JSON object per line")
     o = parser.parse_args(argv)
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name, load in {"digits": digits}.items() if o.quick else [(n, DATA[n]) for n in o.only]:

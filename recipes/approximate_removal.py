@@ -1,12 +1,14 @@
-"""Removing a sample that is only roughly known: how wrong the head ends up, against the noise in the removed sample.
+"""Remove a sample that is only roughly known, and compare the error of the head with the noise in the sample.
 
     python recipes/approximate_removal.py                    # MNIST, half a minute on two cores
     python recipes/approximate_removal.py --samples 6000
 
-The last experiment of Lee et al.: one sample of the MNIST task of ``mnist_parity.py`` (even against odd, half of the labels
-wrong) is removed, with Gaussian noise of growing size on its pixels. Printed and drawn (OUT/approximate_removal.png), over many
-samples: the error of w against the exact removal, what ``remove_approximate`` said it would be, its bound, and, to compare
-with, the error of not removing the sample at all.
+This is the last experiment of Lee et al. It removes one sample from the MNIST task of ``mnist_parity.py`` (even against odd,
+half of the labels wrong), with Gaussian noise of growing size on its pixels.
+
+For many samples, the recipe prints and draws (OUT/approximate_removal.png) the error of w compared with the exact removal, the
+error that ``remove_approximate`` predicted, and its bound. For comparison, it also shows the error if the sample is not
+removed at all.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def norm(w: Tensor) -> float:
 
 
 def measure(task: Task, draws: int) -> list[dict[str, float]]:
-    """For each size of the noise the median over samples and draws of errors relative to |w|."""
+    """For each noise level, the median error relative to |w| over samples and draws."""
     generator = torch.Generator().manual_seed(0)
     picks = task.wrong[:draws].tolist()
     head = LSSVMHead(task.x.shape[1], 2, rho=1.0, grid=FixedPoint(limit=8.0)).add(task.x, task.y)
@@ -107,8 +109,10 @@ def draw(table: list[dict[str, float]], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, help="use only so many training samples")
-    parser.add_argument("--draws", type=int, default=20, help="samples that are removed, one at a time (default: 20)")
+    parser.add_argument("--samples", type=int, help="use only this many training samples")
+    parser.add_argument(
+        "--draws", type=int, default=20, help="number of samples to remove, one at a time (default: 20)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)")
     options = parser.parse_args(argv)
     task = Task(options.samples)

@@ -1,10 +1,10 @@
-"""Classes arrive two at a time, without the old data: after each step the head is the one that saw all of it at once.
+"""Learn classes two at a time, without the old data. After each step, the head equals one that learned all data at once.
 
     python recipes/class_incremental.py               # scikit-learn's digits through a random network, seconds
     python recipes/class_incremental.py --cifar       # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
 
-Printed after each step: accuracy on the classes so far, and whether the statistics equal those of joint training. At the end
-one class is forgotten again, without its samples. Needs scikit-learn and lightning.
+After each step, the recipe prints the accuracy on the classes so far, and whether the statistics equal those of joint
+training. At the end, the head forgets one class again, without its samples. You need scikit-learn and lightning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP = 2
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--cache", type=Path, default=CACHE)
     o = parser.parse_args(argv)
     x, y, test_x, test_y = features(samples=o.samples, cache=o.cache) if o.cifar else digits()

@@ -1,12 +1,13 @@
-"""A fifth of the labels is wrong: an audit finds them, a person corrects them, and the head follows without retraining.
+"""Find wrong labels (a fifth of all) by an audit, let a person correct them, and update the head without retraining.
 
     python recipes/correct_labels.py                   # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/correct_labels.py --digits          # scikit-learn's digits, seconds
     python recipes/correct_labels.py --trust           # no person in between: every suggestion of the audit is taken
 
 A Lightning run learns the noisy labels into a store. LabelAudit ranks all samples by their exact leave-one-out margin and
-writes the worst fifth as Relabel events. A person (here: the true labels) mends the file, DataCorrection applies it in steps,
-and the accuracy after each is drawn: OUT/correct_labels.png. Needs lightning, scikit-learn and matplotlib.
+writes the most suspicious fifth as Relabel events. A person corrects the file (here the true labels stand in for the person).
+DataCorrection applies the file in steps, and the recipe draws the accuracy after each step (OUT/correct_labels.png). You need
+lightning, scikit-learn and matplotlib.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def digits() -> list[Tensor]:
 
 
 def mend(file: Path, truth: Tensor, given: Tensor) -> int:
-    """What a person does: look at each suspect; a right label's line goes, a wrong one's gets the true label."""
+    """Stand in for a person: drop the lines of right labels, and write the true label into the others."""
     kept = []
     for line in file.read_text().splitlines():
         if line.startswith("#"):
@@ -62,8 +63,8 @@ def mend(file: Path, truth: Tensor, given: Tensor) -> int:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--digits", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
-    parser.add_argument("--trust", action="store_true", help="take every suggestion")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
+    parser.add_argument("--trust", action="store_true", help="accept every suggestion of the audit")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--out", type=Path, default=Path("."))
     o = parser.parse_args(argv)

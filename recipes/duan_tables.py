@@ -3,13 +3,15 @@
     python recipes/duan_tables.py                       # every data set, about three minutes on two cores
     python recipes/duan_tables.py --only thyroid image2 --repeats 3
 
-k samples are unlearned by a machine on the paper's data sets and sizes, RBF, sigma = 2: one by one (Table 1) and 20 or 50 at
-once (Table 2), over and over until 64 or more are gone and everything that was put off is done; the mean of one. The rival
-solves again for those left by a Cholesky factorization (the paper's took an explicit inverse); for the Lagrangian SVM it then
-runs equation (3) from a cold start. Both find the kernel matrix at hand. The paper's times count the kernel, which hides the
-saving: its column says what it saved.
+The machine unlearns k samples on the paper's data sets and sizes, with RBF and sigma = 2: one by one (Table 1), and 20 or 50
+at once (Table 2). Removals go on until at least 64 samples are gone and all deferred work is done. The printed time is the
+mean per removal.
 
-The data come from the folder that TORCHLSSVM_DATA names; without it scikit-learn's breast cancer set stands in, once.
+It is compared with solving again for the remaining samples by a Cholesky factorization (the paper used an explicit inverse).
+For the Lagrangian SVM, this solve is followed by equation (3) from a cold start. Both sides start from a computed kernel
+matrix. The paper's times include the kernel, which hides the saving. The paper's column shows the saving that it reports.
+
+The data come from the folder that TORCHLSSVM_DATA names. Without it, the recipe uses scikit-learn's breast cancer set once.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def resolve_lsvm(Q: Tensor, C: float, tol: float = 1e-5) -> Tensor:
 
 
 def unlearner(k: int) -> Callable[[KernelLSSVM | LagrangianSVM, Tensor, Tensor], None]:
-    """Removes samples k at a time, and reads the solution after each."""
+    """Remove k samples at a time, and read the solution after each removal."""
 
     def unlearn(machine: KernelLSSVM | LagrangianSVM, ids: Tensor, gone: Tensor) -> None:
         for part in gone.split(k):
@@ -109,7 +111,7 @@ def unlearner(k: int) -> Callable[[KernelLSSVM | LagrangianSVM, Tensor, Tensor],
 
 
 def row(name: str, k: int, repeats: int) -> dict[str, float]:
-    """One line: seconds of the rival and of ours for both machines, and the largest deviation of ours from a dense solve."""
+    """One line: seconds to solve again and to update, for both machines, and the largest deviation from a dense solve."""
     x, y = load(name)
     n, kernel, count = len(x), RBF(sigma=SIGMA), -(-64 // k)
     signs = (2 * y - 1).double()

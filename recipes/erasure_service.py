@@ -1,14 +1,15 @@
-"""An HTTP service over one store: classify, learn, relabel, erase by subject, fetch the certificate.
+"""Serve one store over HTTP: classify, learn, relabel, erase by subject, and fetch the certificate.
 
     export ERASURE_READER_TOKEN=... ERASURE_WRITER_TOKEN=... ERASURE_OFFICER_TOKEN=...   # openssl rand -hex 24
     python recipes/erasure_service.py STORE --outbox OUTBOX --key key.pem --suppression-list erased.list --port 8000
     python recipes/erasure_service.py STORE --outbox OUTBOX --readonly --port 8001       # as many of these as you like
 
-One thread works with the store. Predictions come from a copy of the head, which that thread replaces after each change, so they
-never wait for a change. A process with ``--readonly`` follows the store and only answers predictions.
+One thread works with the store. Predictions come from a copy of the head, which that thread replaces after each change, so
+predictions never wait for a change. A process with ``--readonly`` follows the store and only answers predictions.
 
-A request for erasure is in the store, on the disk, before it is acknowledged. The service then erases, writes the receipt,
-compacts, writes the certificate and closes the request. After a crash it does what is missing when it starts.
+The service writes a request for erasure to the store, on disk, before it acknowledges the request. It then erases the samples,
+writes the receipt, compacts the store, writes the certificate and closes the request. If the service crashes, it completes the
+missing steps at the next start.
 """
 
 import argparse
@@ -62,7 +63,7 @@ class Body(BaseModel):
 
 
 class Unclassified(Body):
-    """Rows of features, or whatever ``featurize`` takes, such as texts."""
+    """Rows of features, or other inputs that ``featurize`` accepts, such as texts."""
 
     x: list[Any]
 
@@ -75,13 +76,13 @@ class NewLabels(Body):
 
 
 class Samples(NewLabels, Unclassified):
-    """Samples to learn, each with the person it is about."""
+    """Samples to learn, each with the subject that it belongs to."""
 
     subjects: list[str]
 
 
 class Person(Body):
-    """The subject to erase. The reason is kept after the erasure, so it may not name the subject."""
+    """The subject to erase. The reason is kept after the erasure, so it must not name the subject."""
 
     subject: str
     reason: str = "Art. 17 GDPR"
@@ -89,7 +90,7 @@ class Person(Body):
 
 @dataclass(frozen=True)
 class Published:
-    """The state of the store that answers are given from."""
+    """The state of the store from which the service answers."""
 
     head: Any
     classes: list[str]
@@ -98,7 +99,7 @@ class Published:
 
 
 class Service:
-    """The store, the one thread that works with it, and the state that was published last."""
+    """The store, the only thread that works with it, and the last published state."""
 
     def __init__(
         self,
@@ -132,14 +133,14 @@ class Service:
                 raise StoreError(f"{store} holds suppressed samples: run torchlssvm suppression apply first")
 
     def close(self) -> None:
-        """Do the work that waits, then close the store."""
+        """Finish the waiting work, then close the store."""
         self.thread.shutdown()
         self.store.close()
         if not self.readonly:
             os.close(self.lock)
 
     def publish(self) -> None:
-        """Replace the state that answers are given from."""
+        """Replace the state from which the service answers."""
         with self.store.view():
             head, position = copy.deepcopy(self.store.head), self.store.position
             requests = {request.id: request for request in self.store.requests.all()}
@@ -161,7 +162,7 @@ class Service:
     # -- changes, in the thread of the store ---------------------------------------------------------------------------
 
     async def change(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Let the thread of the store do some work and publish the result."""
+        """Run some work on the store's thread and publish the result."""
         if self.readonly:
             raise HTTPException(405, "this process only reads: ask the one that writes")
 
@@ -173,7 +174,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work_and_publish)
 
     def learn(self, given: Samples, x: torch.Tensor) -> dict[str, int]:
-        """Learn the samples that are not held yet, so that a client may repeat a call."""
+        """Learn the samples that are not in the store yet, so that a client can safely repeat a call."""
         event = Add(ids=given.ids, x=x, y=self.class_numbers(given.labels), subject=given.subjects)
         new = self.store.without_held(event)
         learned = 0 if new is None else self.store.apply(new).samples
@@ -193,7 +194,7 @@ class Service:
         return [classes.index(label) if isinstance(label, str) else label for label in labels]
 
     def open_request(self, person: Person) -> ErasureRequest:
-        """Open a request, or return the one that is open for this subject. It is durable when this returns."""
+        """Open a request, or return the open request of this subject. The request is durable when this returns."""
         for request in self.open_requests():
             if person.subject in request.named("subject"):
                 return request
@@ -210,7 +211,7 @@ class Service:
         return [request for request in self.store.requests.all() if request.open and request.operator == OPERATOR]
 
     def catch_up(self) -> None:
-        """Finish open requests, and follow what other processes have changed. Never raises: failures show in ``/health``."""
+        """Finish open requests and take over changes of other processes. Never raises. ``/health`` shows failures."""
         self.attempt("catching up", self.follow if self.readonly else self.finish_erasures)
 
     def follow(self) -> None:
@@ -219,7 +220,7 @@ class Service:
             self.publish()
 
     def finish_erasures(self) -> None:
-        """Do what is missing of all open requests: erase, then compact and certify. One compaction serves all of them."""
+        """Complete the missing steps of all open requests: erase, then compact and certify. One compaction serves all."""
         requests = self.open_requests()
         self.problems = {request.id: self.problems[request.id] for request in requests if request.id in self.problems}
         held = [request for request in requests if request.events or self.store.requests.still_held(request)]
@@ -235,7 +236,7 @@ class Service:
             self.publish()
 
     def attempt(self, what: str, step: Callable[..., None], *arguments: Any) -> bool:
-        """Take a step. If it fails, keep the message for the officer; the log has none, since it could name somebody."""
+        """Run a step. If it fails, keep the message for the officer. It is not logged, because it could name a person."""
         try:
             step(*arguments)
         except Exception as error:
@@ -252,7 +253,7 @@ class Service:
         self.store.erase(request=request.id, receipt=self.document(request, "receipt"))
 
     def certify(self, request: ErasureRequest) -> None:
-        """Destroy the bytes, unless a compaction has done so since the erasure, write the certificate, close the request."""
+        """Compact, unless that was done since the erasure, then write the certificate and close the request."""
         receipt, certificate = self.document(request, "receipt"), self.document(request, "certificate")
         done = self.store.erase(
             request=request.id, receipt=receipt, compact=True, certificate=certificate, key=self.key
@@ -272,7 +273,7 @@ class Service:
         return self.outbox / f"{request.id}.{kind}.json"
 
     async def keep_up(self) -> None:
-        """Catch up again and again."""
+        """Catch up repeatedly."""
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS if self.readonly else SECONDS_BETWEEN_TRIES)
             await asyncio.get_running_loop().run_in_executor(self.thread, self.catch_up)
@@ -280,7 +281,7 @@ class Service:
     # -- what the officer sees -----------------------------------------------------------------------------------------
 
     def find_request(self, request_id: str) -> ErasureRequest:
-        """A request of this service, as it was published last; 404 if there is no such request."""
+        """The last published state of a request, or 404 if there is no such request."""
         request = self.published.requests.get(request_id)
         if request is None or request.operator != OPERATOR:
             raise HTTPException(404, "there is no such request")
@@ -293,7 +294,7 @@ class Service:
 
 
 def lock_for_writing(store: Path) -> int:
-    """Lock a file beside the store, so that there is one writer. The lock ends with the process, however it ends."""
+    """Lock a file beside the store, so that only one process writes. The lock ends with the process, even after a crash."""
     file = os.open(f"{store.absolute()}.writer", os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -304,7 +305,7 @@ def lock_for_writing(store: Path) -> int:
 
 
 def feature_rows(x: list[Any]) -> torch.Tensor:
-    """Rows of numbers as a tensor (B, J). To serve texts or images, give ``create_app`` a function with your network."""
+    """Rows of numbers as a tensor (B, J). To serve texts or images, pass ``create_app`` a function that calls your network."""
     if not all(isinstance(row, list) and all(type(v) in (int, float) for v in row) for row in x):
         raise ValueError("x must be a list of rows, each a list of numbers")
     if len({len(row) for row in x}) != 1:
@@ -336,13 +337,13 @@ class RoleCheck:
 
 
 async def refuse_body(_: Request, error: Exception) -> JSONResponse:
-    """Say what is wrong with a body without repeating it: it may hold personal data."""
+    """Report what is wrong with a request body without quoting it, because it may contain personal data."""
     assert isinstance(error, RequestValidationError)
     return JSONResponse({"detail": [{"where": e["loc"], "problem": e["msg"]} for e in error.errors()]}, 422)
 
 
 async def refuse(_: Request, error: Exception) -> JSONResponse:
-    """Answer with the library's message, and the status of the first class that fits the error."""
+    """Answer with the library's message and the HTTP status of the first matching error class."""
     status = next(status for kind, status in STATUS_OF_ERROR.items() if isinstance(error, kind))
     return JSONResponse({"detail": str(error)}, status)
 
@@ -350,7 +351,7 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
 def create_app(
     service: Service, tokens: Mapping[str, str], featurize: Callable[[list[Any]], torch.Tensor] = feature_rows
 ) -> FastAPI:
-    """Make the application. It closes the service when it ends. ``tokens``: by role."""
+    """Create the application, which closes the service when it ends. ``tokens`` maps roles to tokens."""
     everybody = [Depends(RoleCheck(tokens, *ROLES))]
     writer = [Depends(RoleCheck(tokens, "writer"))]
     officer = [Depends(RoleCheck(tokens, "officer"))]
@@ -369,7 +370,7 @@ def create_app(
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Tell whether something fails again and again, e.g. an erasure. Needs no token."""
+        """Report repeated failures, for example of an erasure. Needs no token."""
         return {"status": "failing" if service.problems else "ok", "position": service.published.position}
 
     @app.get("/metrics", dependencies=everybody)
@@ -385,7 +386,7 @@ def create_app(
 
     @app.post("/samples", dependencies=writer)
     async def learn(given: Samples) -> dict[str, int]:
-        """Learn samples. They are durable when this returns, and later predictions know them."""
+        """Learn samples. They are durable when this returns, and later predictions use them."""
         x = await asyncio.to_thread(featurize, given.x)
         return await service.change(service.learn, given, x)
 
@@ -396,12 +397,12 @@ def create_app(
 
     @app.post("/erasures", status_code=202, dependencies=officer)
     async def erase(person: Person) -> dict[str, Any]:
-        """Open a request for erasure. It is durable when this returns, and is then carried out."""
+        """Open a request for erasure. The request is durable when this returns. The service then carries it out."""
         return service.describe(await service.change(service.open_request, person))
 
     @app.get("/erasures/{request_id}", dependencies=officer)
     async def state(request_id: str) -> dict[str, Any]:
-        """How far a request is. The state "answered" means erased, compacted and certified, unless there is an answer."""
+        """The state of a request. "answered" means erased, compacted and certified, unless ``answer`` says otherwise."""
         return service.describe(service.find_request(request_id))
 
     @app.get("/erasures/{request_id}/{kind}", dependencies=officer)

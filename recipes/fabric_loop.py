@@ -1,9 +1,9 @@
-"""The same with Lightning Fabric: every process learns its share, and ``sync`` adds the shares up.
+"""Learn with Lightning Fabric: every process learns its share of the data, and ``sync`` adds the shares up.
 
     python recipes/fabric_loop.py                 # one process
     python recipes/fabric_loop.py --devices 2     # two, on CPUs with gloo
 
-Needs lightning and scikit-learn.
+You need lightning and scikit-learn. recipes/raw_loop.py shows a loop without Fabric.
 """
 
 from __future__ import annotations

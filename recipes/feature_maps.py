@@ -1,4 +1,4 @@
-"""How near a head on a frozen network comes to fine-tuning: several layers, mirror images, larger pictures, lifts.
+"""Compare a head on a frozen network with fine-tuning: several layers, mirror images, larger pictures, lifts.
 
     python recipes/feature_maps.py --only cifar10                 # one table each; features are extracted once and cached
     python recipes/feature_maps.py --only cifar100
@@ -10,8 +10,9 @@
     python recipes/feature_maps.py --only finetune --data cifar100   # 8 epochs of all layers: the line to reach
     python recipes/feature_maps.py --only figure                  # accuracy against columns, from the tables printed before
 
-Data and weights are read from TORCHLSSVM_DATA. The test set is used once a row: rho is chosen by generalized
-cross-validation or leave-one-out, the rest is fixed before. Needs torchvision and scikit-learn; transformers for the texts.
+Data and weights are read from the folder that TORCHLSSVM_DATA names. Each row uses the test set once. rho is chosen by
+generalized cross-validation or leave-one-out, and everything else is fixed beforehand. You need torchvision and scikit-learn,
+and transformers for the texts.
 """
 
 from __future__ import annotations
@@ -373,7 +374,7 @@ def rival_table(o: argparse.Namespace) -> None:
 
 
 def removal(o: argparse.Namespace) -> None:
-    """One user of 50 pictures leaves a head on all layers without a limit: seconds, and the digest."""
+    """Remove a user of 50 pictures from a head on all columns of all layers. Print seconds and the digest."""
     made = pooled_cifar("cifar10", 96, o.cache)
     x = made.columns(bool, most=(o.columns or [None])[0])[: made.n]
     y = made.y[: made.n]
@@ -560,15 +561,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         "figure": figure,
     }
     parser.add_argument("--only", required=True, choices=tables, help="the table to print")
-    parser.add_argument("--data", choices=("cifar10", "cifar100"), default="cifar100", help="of fine-tuning")
-    parser.add_argument("--set", help="of the rivals, one set only: hymenoptera, cifar10, banking77 or cifar100")
-    parser.add_argument("--size", type=int, help="rows with pictures of this size only")
-    parser.add_argument("--columns", type=int, nargs="*", help="rows with these limits of columns only, 0 for none")
+    parser.add_argument("--data", choices=("cifar10", "cifar100"), default="cifar100", help="data set for fine-tuning")
+    parser.add_argument("--set", help="data set for rivals: hymenoptera, cifar10, banking77 or cifar100")
+    parser.add_argument("--size", type=int, help="print only rows with pictures of this size")
     parser.add_argument(
-        "--wide", action="store_true", help="also all 19,904 columns, in the dual: minutes and gigabytes"
+        "--columns", type=int, nargs="*", help="print only rows with these limits of columns, 0 for no limit"
     )
-    parser.add_argument("--gamma", type=float, default=1.0, help="of the RBF kernel on vectors of length 1")
-    parser.add_argument("--C", type=float, default=30.0, help="of the kernel LS-SVM")
+    parser.add_argument(
+        "--wide", action="store_true", help="also use all 19,904 columns, in the dual (takes minutes and gigabytes)"
+    )
+    parser.add_argument("--gamma", type=float, default=1.0, help="gamma of the RBF kernel on vectors of length 1")
+    parser.add_argument("--C", type=float, default=30.0, help="C of the kernel LS-SVM")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--figure", type=Path, default=Path("feature_maps.png"))
     o = parser.parse_args(argv)

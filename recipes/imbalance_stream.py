@@ -1,12 +1,13 @@
-"""Rare classes: recall with and without class weights, and a stream whose class ratio changes (figure 1 of Zhu et al.).
+"""Measure the recall of rare classes with and without weights, and on a stream whose class ratio changes.
 
     python recipes/imbalance_stream.py            # CoverType from TORCHLSSVM_DATA, else scikit-learn's digits; half a minute
 
-1. One to a hundred: krummholz against lodgepole pine (CoverType), the rare class thinned out to 1 % of the other. Recall of the
-   rare class and of the frequent one, without weights, with "complement" (wLPSVM, equation (17)) and "balanced", beside
-   scikit-learn's RidgeClassifier(class_weight="balanced").
-2. The stream: the ratio swings between 1:1 and 1:100 and back, a sliding window forgets, the weights follow the counts of the
-   moment. Beside it: no weights, and weights that stay as the first window had them. Drawn: OUT/imbalance_stream.png.
+1. One to a hundred: krummholz against lodgepole pine (CoverType), with the rare class reduced to 1 % of the other. The recipe
+   prints the recall of both classes without weights, with "complement" (wLPSVM, equation (17) of Zhu et al.), with "balanced",
+   and by scikit-learn's RidgeClassifier(class_weight="balanced").
+2. A stream (Figure 1 of Zhu et al.): the class ratio changes from 1:1 to 1:100 and back. A sliding window removes old samples,
+   and the weights follow the current class counts. For comparison, the recipe also uses no weights, and the weights of the
+   first window throughout. It draws OUT/imbalance_stream.png.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Task:
         return self.x[keep], self.y[keep]
 
     def recalls(self, predicted: Tensor) -> tuple[float, float]:
-        """Percent of the rare and of the frequent class that are found in the test set."""
+        """Recall of the rare and of the frequent class on the test set, in percent."""
         right = (predicted == self.y_test).double()
         return 100 * float(right[self.y_test == 1].mean()), 100 * float(right[self.y_test == 0].mean())
 
@@ -99,7 +100,7 @@ def one_to_a_hundred(task: Task) -> dict[str, Any]:
 
 
 def stream(task: Task, steps: int, batch: int, window: int) -> dict[str, Any]:
-    """Batches whose share of rare samples swings; what each way of weighing recalls, step by step."""
+    """Learn batches with a changing share of rare samples, and return the recall for each kind of weights, step by step."""
     rare, others = (task.y == 1).nonzero()[:, 0], (task.y == 0).nonzero()[:, 0]
     ways = {
         "weights of the moment": task.head(class_weight="complement", intercept="penalized"),

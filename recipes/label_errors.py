@@ -1,11 +1,14 @@
-"""Label errors on MNIST with 5% random and 5% confusable flips: leave-one-out margins against 5-fold logistic regression.
+"""Find 5 % random and 5 % confusable label errors of MNIST by leave-one-out margins or 5-fold logistic regression.
 
     python recipes/label_errors.py [--samples 10000] [--features 0] [--multiclass ovr ovo] [--without-logistic]
 
-The rival is what cleanlab is usually given: out-of-fold probabilities of logistic regression, ranked by self-confidence (its
-default) and by normalized margin; with cleanlab installed by its own function, else by the same formula. Both use the same
-features: pixels, or ``--features 1500`` random ReLU features of them. Reads MNIST from the folder that TORCHLSSVM_DATA names.
-Prints average precision (chance is 0.1) and seconds. Then: the calibration error of probabilities on three data sets.
+Leave-one-out margins are compared with the usual input of cleanlab, the out-of-fold probabilities of logistic regression.
+These are ranked by self-confidence (cleanlab's default) and by normalized margin. The recipe uses cleanlab's own function if
+cleanlab is installed, and otherwise the same formula.
+
+Both methods use the same features: pixels, or with ``--features 1500`` random ReLU features of the pixels. MNIST is read from
+the folder that TORCHLSSVM_DATA names. The recipe prints average precision (chance is 0.1) and seconds, and then the
+calibration error of probabilities on three data sets.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
 
 
 def flipped(truth: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
-    """Labels of which 5% are random and 5% the usual confusion."""
+    """Replace 5 % of the labels at random and 5 % by the class that is most easily confused."""
     random = np.random.default_rng(seed)
     order, part, given = random.permutation(len(truth)), len(truth) // 20, truth.copy()
     some, more = order[:part], order[part : 2 * part]
@@ -67,7 +70,7 @@ def find(
     logistic: bool,
     multiclass: Sequence[str] = ("ovr",),
 ) -> dict[str, tuple[float, float]]:
-    """Average precision and seconds of each way."""
+    """Average precision and seconds of each method."""
     wrong, labels, out = given != truth, torch.from_numpy(given), {}
     for kind in multiclass:
         start = time.perf_counter()
@@ -92,7 +95,7 @@ def find(
 
 
 def calibration(load: Any) -> tuple[float, float, float]:
-    """ECE of a held-out half: softmax of scores, clipped scores, and calibrated on leave-one-out scores of the other half."""
+    """ECE on a held-out half, for the softmax of scores, clipped scores, and calibration on leave-one-out scores."""
     X, labels = load(return_X_y=True)
     x, y = torch.as_tensor((X - X.mean(0)) / np.maximum(X.std(0), 1e-9)), torch.as_tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))

@@ -1,11 +1,13 @@
-"""One head from many shards of features: every rank sums its own, one sync adds them up, rank 0 writes the head.
+"""Learn one head from many shards of features. Every rank sums its shards, one sync adds the sums, rank 0 saves the head.
 
     torchrun --nproc-per-node 2 recipes/merge_shards.py shards/*.npz --classes 2 --limit 512 --out head.pt
 
-A shard is an .npz with arrays ``x`` (n, J) and ``y`` (n,), or a .pt with such a dictionary. Shards are dealt out in turn; the
-head is, bit for bit, the same for any number of ranks and any order. The grid must be known beforehand, hence --limit: the
-largest magnitude of a feature. Load the head again into one made with the same arguments:
-LSSVMHead(J, K, ...).load_state_dict(torch.load(path)). Without torchrun it runs as one rank.
+A shard is an .npz file with arrays ``x`` (n, J) and ``y`` (n,), or a .pt file with such a dictionary. The ranks take shards in
+turn. The head is the same, bit for bit, for any number of ranks and any order of shards. All ranks need the same grid, so pass
+``--limit``, the largest magnitude of a feature.
+
+To load the head, create one with the same arguments: LSSVMHead(J, K, ...).load_state_dict(torch.load(path)). Without torchrun,
+the recipe runs as one rank.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def progress(paths: list[Path], show: bool) -> Iterator[Path]:
-    """The paths, with a bar on standard error."""
+    """Yield the paths, with a progress bar on standard error."""
     start = time.perf_counter()
     for done, path in enumerate(paths):
         yield path
@@ -62,13 +64,15 @@ def accumulate(head: LSSVMHead, paths: Iterable[Path]) -> LSSVMHead:
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", type=Path)
-    parser.add_argument("--classes", type=int, required=True, help="K")
+    parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--limit", type=float, required=True, help="the largest magnitude of a feature")
-    parser.add_argument("--bits", type=int, default=20, help="of the grid below the limit")
+    parser.add_argument("--bits", type=int, default=20, help="bits of the grid below the limit")
     parser.add_argument("--rho", type=float, default=1.0)
     parser.add_argument("--intercept", default="free", choices=["free", "penalized", "none"])
     parser.add_argument("--class-weight", default=None, choices=["balanced", "complement"])
-    parser.add_argument("--min-samples", type=int, default=0, help="refuse to send sums of fewer samples in a class")
+    parser.add_argument(
+        "--min-samples", type=int, default=0, help="refuse to send the sums of a class with fewer samples"
+    )
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--out", type=Path, default=Path("head.pt"))
     return parser.parse_args(given)

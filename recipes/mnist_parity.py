@@ -1,14 +1,16 @@
-"""Half of the labels are wrong, a tenth of the wrong samples is found and unlearned: the MNIST experiment of Lee et al.
+"""Repeat the MNIST experiment of Lee et al.: half of the labels are wrong, and a tenth of the wrong samples is unlearned.
 
     python recipes/mnist_parity.py                                        # everything, about a minute on two cores
     python recipes/mnist_parity.py --samples 6000 --no-curve --repeats 3  # a small part of it
 
-Even against odd digits from 784 pixels, 60,000 samples, a random half of them with the wrong label. Printed: accuracy,
-exactness, time against retraining, time against the batch size of Theorem 1, storage; drawn: OUT/mnist_parity.png.
-The head has its default free intercept; the paper has none, which moves these accuracies by less than half a point.
+The task is to separate even from odd digits, from 784 pixels and 60,000 samples. A random half of the samples has the wrong
+label. The recipe prints accuracy, exactness, the time compared with retraining, the time for different batch sizes of Theorem
+1, and storage. It draws OUT/mnist_parity.png, for which you need matplotlib.
 
-MNIST comes from the folder mnist/ in TORCHLSSVM_DATA (the four idx files, gzipped), else from torchvision, else
-scikit-learn's 8x8 digits stand in for it. The picture needs matplotlib.
+The head has its default free intercept. The paper has no intercept, which changes these accuracies by less than half a point.
+
+MNIST comes from the folder mnist/ in TORCHLSSVM_DATA (the four idx files, gzipped), or otherwise from torchvision. If neither
+is available, the recipe uses scikit-learn's 8x8 digits.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def mnist() -> list[Tensor]:
 
 
 def digits() -> list[Tensor]:
-    """The same of scikit-learn's 8x8 digits, every fifth for testing."""
+    """Training and test images of scikit-learn's 8x8 digits. Every fifth is for testing."""
     from sklearn.datasets import load_digits
 
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
@@ -123,7 +125,7 @@ def accuracy_and_exactness(task: Task) -> dict[str, Any]:
 
 
 def update_against_retraining(task: Task, repeats: int) -> dict[str, float]:
-    """Alternated timings, the first of each left out. Both end with reading w, and the update starts with w read."""
+    """Alternating timings, without the first of each kind. Both end with reading w. w is read before the update starts."""
     head, update, retrain = task.head().add(task.x, task.y), [], []
     for _ in range(repeats + 1):
         _ = head.w
@@ -184,7 +186,7 @@ def storage(task: Task) -> dict[str, int]:
 
 
 def accuracy_curve(task: Task) -> list[tuple[float, float]]:
-    """Test accuracy as all the wrong samples leave one head, step by step."""
+    """Test accuracy while all wrong samples are removed from a head, step by step."""
     head, points = task.head().add(task.x, task.y), []
     stops = [round(len(task.wrong) * percent / 100) for percent in PERCENT]
     for percent, start, stop in zip(PERCENT, [0, *stops], stops, strict=False):
@@ -194,7 +196,7 @@ def accuracy_curve(task: Task) -> list[tuple[float, float]]:
 
 
 def draw(path: Path, r: dict[str, Any]) -> None:
-    """Accuracy against what is removed and, if measured, time against batch size."""
+    """Draw accuracy against the number of removed samples and, if measured, time against batch size."""
     from matplotlib.figure import Figure
 
     curve, n, star = r["curve"], r["removed"], {"marker": "*", "ls": "", "color": ORANGE, "ms": 16, "zorder": 3}
@@ -228,11 +230,11 @@ def draw(path: Path, r: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, help="only the first so many training samples")
+    parser.add_argument("--samples", type=int, help="use only this many of the first training samples")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--repeats", type=int, default=7, help="timings of each kind")
-    parser.add_argument("--no-curve", action="store_true", help="leave the batch sizes out")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for torch")
+    parser.add_argument("--repeats", type=int, default=7, help="number of timings of each kind")
+    parser.add_argument("--no-curve", action="store_true", help="skip the curve over batch sizes")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of torch threads")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     task = Task(options.samples)

@@ -1,13 +1,15 @@
-"""A head on a pretrained network in one pass, beside scikit-learn's LogisticRegression on the same features.
+"""Fit a head on a pretrained network in one pass, and scikit-learn's LogisticRegression on the same features.
 
     python recipes/pretrained_head.py                                   # 10,000 + 2,000 pictures of CIFAR-10, a few minutes
     python recipes/pretrained_head.py --samples 300 --no-compare        # a small part of it
     python recipes/pretrained_head.py --folder hymenoptera --size 224   # photographs, <folder>/{train,val}/<class>/
 
-Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation, from the
-head's sums alone (by exact leave-one-out where samples are few). Weights come from
-weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision (else they are random, and it says so); data from
-cifar10/ in TORCHLSSVM_DATA, else scikit-learn's digits stand in for it. Needs torchvision, lightning and scikit-learn.
+Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation from the
+head's sums, or by exact leave-one-out if there are few samples.
+
+Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, or otherwise from torchvision. If neither is available,
+they are random, and the recipe says so. The data come from cifar10/ in TORCHLSSVM_DATA, or otherwise are scikit-learn's
+digits. You need torchvision, lightning and scikit-learn.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def features(
 
 
 def fit(x: Tensor, y: Tensor, classes: int) -> LSSVMHead:
-    """The whole training: one pass, and the choice of rho."""
+    """Train in one pass and choose rho."""
     head = LSSVMHead(x.shape[1], classes, grid=FixedPoint.auto(float(x.abs().max()))).add(x, y)
     if len(x) > 2 * x.shape[1]:
         head.select_rho(method="gcv")  # from the sums alone
@@ -88,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--backbone", default="mobilenet_v2", help="a classifier of torchvision, or timm/<name>")
     parser.add_argument("--weights", help="a file with its state_dict, or a member of torchvision's enum")
     parser.add_argument("--folder", help="photographs in <folder>/{train,val}/<class>/")
-    parser.add_argument("--size", type=int, default=96, help="pixels of a side")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--size", type=int, default=96, help="width and height of the pictures in pixels")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--no-compare", dest="compare", action="store_false", help="without LogisticRegression")
+    parser.add_argument("--no-compare", dest="compare", action="store_false", help="skip LogisticRegression")
     o = parser.parse_args(argv)
     x, y, test_x, test_y = features(o.backbone, o.weights, o.folder, o.size, o.samples, o.cache)
     classes = int(y.max()) + 1

@@ -1,15 +1,16 @@
-"""A random lift under an exact head: one pass, no learning rate, and class by class the same as all at once.
+"""Learn on random features in one pass, without a learning rate. Class by class gives the same head as all at once.
 
     python recipes/random_features.py                    # everything, about ten minutes on two cores
     python recipes/random_features.py --only mnist --widths 500 2000
     python recipes/random_features.py --only cifar --size 64
 
-MNIST, ten classes: test accuracy of ``LSSVMHead`` on RandomReLU features against their number; and the head that gets the
-classes one by one, keeps no sample and ends with the digest of joint training. CIFAR-10 (10,000 + 2,000 pictures), features of
-a pretrained MobileNetV2: joint and class by class, with and without the lift (the second stage of RanPAC).
+On MNIST (ten classes), the recipe measures the test accuracy of ``LSSVMHead`` for different numbers of RandomReLU features.
+Another head learns the classes one by one, keeps no sample and ends with the digest of joint training. On CIFAR-10 (10,000 +
+2,000 pictures, features of a pretrained MobileNetV2), it learns jointly and class by class, with and without random features
+(the second stage of RanPAC).
 
-The data and the network's weights come from the folder that TORCHLSSVM_DATA names. Without it scikit-learn's 8x8 digits stand
-in for MNIST, and CIFAR-10 is left out.
+The data and the weights of the network come from the folder that TORCHLSSVM_DATA names. Without it, the recipe uses
+scikit-learn's 8x8 digits instead of MNIST and skips CIFAR-10.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ def accuracy(clf: AttachedClassifier, x: Tensor, y: Tensor) -> float:
 
 
 def class_by_class(clf: AttachedClassifier, x: Tensor, y: Tensor) -> AttachedClassifier:
-    """Classes one after another, each sample seen once and not kept."""
+    """Learn one class after another. Each sample is seen once and not kept."""
     for k in range(10):
         learn(clf, x[y == k], y[y == k])
     return clf
 
 
 def mnist(widths: list[int], rho: float) -> dict[str, float | bool]:
-    """The curve, and class by class against jointly."""
+    """Print accuracy for each number of features, and compare class by class with joint learning."""
     x, y, x_test, y_test = digits()
     name = "MNIST" if folder() else "8x8 digits (TORCHLSSVM_DATA is not set)"
     print(f"\n{name}: {len(x):,} training samples, test accuracy in %, rho = {rho:g}")
@@ -155,9 +156,9 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float | bool
     parser.add_argument("--only", choices=["mnist", "cifar"])
     parser.add_argument("--widths", type=int, nargs="+", default=[250, 500, 1000, 2000])
     parser.add_argument("--rho", type=float, default=1.0, help="regularization of the MNIST heads")
-    parser.add_argument("--size", type=int, default=96, help="to which the CIFAR-10 pictures are enlarged")
-    parser.add_argument("--lift", type=int, default=4000, help="features of the lift on CIFAR-10")
-    parser.add_argument("--samples", type=int, help="CIFAR-10 pictures of each part; all of them if left out")
+    parser.add_argument("--size", type=int, default=96, help="size of the enlarged CIFAR-10 pictures in pixels")
+    parser.add_argument("--lift", type=int, default=4000, help="number of random features on CIFAR-10")
+    parser.add_argument("--samples", type=int, help="number of CIFAR-10 pictures of each part (default: all)")
     options = parser.parse_args(arguments)
     results = {}
     if options.only != "cifar":

@@ -1,8 +1,8 @@
-"""A plain PyTorch loop: one pass, a correction, a removal, a checkpoint. No Trainer.
+"""Use a plain PyTorch loop, without a Trainer: one pass, a correction, a removal and a checkpoint.
 
     python recipes/raw_loop.py
 
-Needs scikit-learn and lightning (for the digits).
+You need scikit-learn, and lightning for the digits.
 """
 
 from __future__ import annotations

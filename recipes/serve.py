@@ -1,9 +1,9 @@
-"""Export a head, then predict from the files where torchlssvm is not installed: with plain torch, and with onnxruntime.
+"""Export a head and predict without torchlssvm, with plain torch and with onnxruntime.
 
     python recipes/serve.py                       # writes OUT/head.pt2, head.safetensors and, with onnx installed, head.onnx
     python recipes/serve.py --network             # a whole network with its head
 
-The predictions run in a process of their own that cannot import torchlssvm. Needs scikit-learn, lightning and safetensors.
+The predictions run in a separate process that cannot import torchlssvm. You need scikit-learn, lightning and safetensors.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ print(json.dumps(found))
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="store_true", help="a network with its head")
-    parser.add_argument("--out", type=Path, help="the folder for the files; a temporary one by default")
+    parser.add_argument("--network", action="store_true", help="export a network with its head")
+    parser.add_argument("--out", type=Path, help="folder for the files (default: a temporary folder)")
     o = parser.parse_args(argv)
     data = DigitsData(size=16 if o.network else None)
     data.setup("fit")

@@ -1,24 +1,28 @@
-"""What each way to learn from a stream gives up: exactness, memory, removal or time.
+"""Compare nine methods that learn from a stream by exactness, memory, removal and time.
 
     OMP_NUM_THREADS=1 python recipes/state_of_the_art.py               # two tables, and state_of_the_art.png; needs matplotlib
     OMP_NUM_THREADS=1 python recipes/state_of_the_art.py --no-picture  # only the tables
 
-The families are those that Lee et al. compare. Each is a small implementation of the idea in its paper, and none is tuned:
+Lee et al. compare these families of methods. Each is a small implementation of the idea in its paper, and none is tuned:
 
-- support vectors only (Syed, Liu and Sung): train on the new batch and the support vectors kept so far, forget the rest;
-- weighted support vectors (Rueping): the same, with the old support vectors weighted for the samples they stand for;
-- combined classifiers (Wen and Lu): one SVM for each batch, and they vote;
-- kernel recursive least squares (Engel, Mannor and Meir): a dictionary of samples that are not in the span of the others;
-- budgeted LS-SVM (Jian, Shen, Li and Liang): a fixed number of samples, the one with the least leave-one-out error leaves;
-- recursive LS-SVM (Chi and Ersoy; Hao, Yu and others): the inverse of the whole system, one row in or out at a time;
-- exact SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs): ``IncrementalSVM``;
+- support vectors only (Syed, Liu and Sung): train on the new batch and the support vectors kept so far, and forget the rest.
+- weighted support vectors (Rueping): the same, with each old support vector weighted for the samples that it represents.
+- combined classifiers (Wen and Lu): train one SVM for each batch, and let them vote.
+- kernel recursive least squares (Engel, Mannor and Meir): keep a dictionary of samples that are not in the span of the others.
+- budgeted LS-SVM (Jian, Shen, Li and Liang): keep a fixed number of samples, and drop the one with the least leave-one-out
+  error.
+- recursive LS-SVM (Chi and Ersoy; Hao, Yu and others): keep the inverse of the whole system, and add or remove one row at a
+  time.
+- exact SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs): ``IncrementalSVM``.
 - LS-SVM by blocks (``KernelLSSVM``), and the linear LS-SVM from sums on a grid (``LSSVMHead``).
 
-The stream is the same for all: half of the training samples, the other half in batches of 25, and then 40 samples of
-any age are to be unlearned, 10 at a time. Retraining is the method's own problem solved from scratch, without this
-library, on the samples that are left: the SVM for the first three and the exact one, the least-squares problem for the
-others. A method that cannot remove stays as it is. Memory is what must be kept to go on: samples and matrices; for
-machines of this library the size of a pickle, from which they compute their inverse again.
+Every method learns half of the training samples, then the other half in batches of 25. Then it has to unlearn 40 samples, old
+and new, 10 at a time. A method that cannot remove samples keeps them.
+
+Retraining solves the method's own problem from scratch, without this library, on the remaining samples. This is the SVM for
+the first three methods and the exact one, and the least-squares problem for the others. Memory is the size of the state that
+the method needs to continue, that is, samples and matrices. For machines of this library it is the size of the pickle, from
+which they compute their inverse again.
 """
 
 from __future__ import annotations
@@ -118,7 +122,7 @@ def linear_least_squares(s: Stream, keep: Array) -> Array:
 
 
 class SupportVectorsOnly:
-    """Syed, Liu and Sung: what is kept of the past are its support vectors."""
+    """Syed, Liu and Sung: keep only the support vectors of earlier batches."""
 
     removes, retrain, weighted = False, staticmethod(svm), False
 
@@ -183,7 +187,7 @@ class KernelRecursiveLeastSquares:
 
     @staticmethod
     def retrain(s: Stream, keep: Array) -> Array:
-        """Learn the samples that are left one after the other."""
+        """Learn the remaining samples one after another."""
         model = KernelRecursiveLeastSquares(s)
         model.add(keep)
         return model.scores()
@@ -234,7 +238,7 @@ class RecursiveLSSVM:
         self.s, self.at, self.R = s, np.zeros(0, dtype=int), np.zeros((0, 0))
 
     def add(self, at: Array) -> None:
-        """Learn one sample after the other; beyond the budget the one with the least leave-one-out error leaves."""
+        """Learn one sample after another. Above the budget, drop the sample with the least leave-one-out error."""
         for i in at:
             k = rbf(self.s.x[self.at], self.s.x[[i]], self.s.gamma)[:, 0]
             v = np.append(-self.R @ k, 1.0)
@@ -337,7 +341,7 @@ METHODS = {
 
 
 class Row(NamedTuple):
-    """What a method shows at the end of a stream."""
+    """The results of a method at the end of a stream."""
 
     added: float  # largest difference to retraining before removals, as a share of the largest score
     removed: float  # the same after them

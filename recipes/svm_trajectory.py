@@ -1,12 +1,15 @@
-"""Figures 3, 4 and 5 of Cauwenberghs and Poggio's incremental SVM, with their settings, and two more.
+"""Draw Figures 3, 4 and 5 of Cauwenberghs and Poggio's incremental SVM with their settings, and two more.
 
     python recipes/svm_trajectory.py                # writes svm_trajectory.png, a few seconds; needs matplotlib
     python recipes/svm_trajectory.py --no-picture   # only the numbers
 
-100 non-separable points in two dimensions, C = 10, Gaussian kernel with sigma = 1. Drawn: the coefficients while the points
-come in one by one (figure 3); g_c against alpha_c while one sample is unlearned (figure 4) and for every support vector
-(figure 5), with the straight line that linear response draws from the first segment; the decision boundary with the three
-sets; and the coefficients along the regularization path.
+The data are 100 non-separable points in two dimensions, with C = 10 and a Gaussian kernel with sigma = 1. The recipe draws:
+
+- the coefficients while the points are learned one by one (Figure 3),
+- g_c against alpha_c while one sample is unlearned (Figure 4) and for every support vector (Figure 5), with the straight line
+  that linear response extends from the first segment,
+- the decision boundary with the three sets,
+- the coefficients along the regularization path.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def points(n: int = 100, seed: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def learn(x: Tensor, y: Tensor) -> tuple[IncrementalSVM, Tensor]:
-    """One sample after the other; alpha (T, n) after each event."""
+    """Learn one sample after another, and return alpha (T, n) after each event."""
     svm = IncrementalSVM(RBF(sigma=1.0), C=10.0, record=True)
     for i in range(len(x)):
         svm.add(x[i : i + 1], y[i : i + 1])

@@ -1,11 +1,12 @@
-"""A user asks to be erased: one event, a certificate, and the proof that the model is the one that never saw them.
+"""Erase a user with one event and a certificate, and show that the model equals one that never saw them.
 
     python recipes/unlearn_user.py                    # scikit-learn's digits through a random network, seconds
     python recipes/unlearn_user.py --cifar            # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/unlearn_user.py --device cuda
 
-Membership check: the scores of the erased samples are, bit for bit, those of a model that never saw them, so the model
-does not tell that they were there. Needs scikit-learn and lightning; a signature needs cryptography.
+For the membership check, the recipe compares the scores of the erased samples with those of a model that never saw them. They
+are equal, bit for bit, so the model does not reveal that it once learned these samples. You need scikit-learn and lightning,
+and cryptography for a signature.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ USERS, USER = 50, "user-42"
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", action="store_true")
-    parser.add_argument("--samples", type=int, help="so many of each part only")
+    parser.add_argument("--samples", type=int, help="use only this many samples of each part")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     o = parser.parse_args(argv)

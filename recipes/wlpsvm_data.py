@@ -1,7 +1,7 @@
-"""The four data sets of Zhu et al., Table I, from the folder that TORCHLSSVM_DATA names: two classes, standardised.
+"""The four data sets of Zhu et al., Table I, from the folder that TORCHLSSVM_DATA names. Two classes, standardised.
 
-Heart has the usual 13 attributes (the paper counts 75) and misses six values, put at the column's mean. Anonymous Web has no
-label: the target is the most visited area, the features are the others.
+Heart has the usual 13 attributes (the paper counts 75). Its six missing values are replaced by the mean of the column.
+Anonymous Web has no label, so the target is the most visited area, and the features are the other areas.
 """
 
 from __future__ import annotations

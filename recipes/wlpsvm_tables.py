@@ -1,13 +1,17 @@
-"""Table I of Zhu et al.: incremental, distributed and distributed incremental wLPSVM against the batch, by digest.
+"""Compare incremental, distributed and distributed incremental wLPSVM with batch learning (Table I of Zhu et al.).
 
     python recipes/wlpsvm_tables.py                              # all four data sets on 1, 2, 3 and 4 ranks, a minute
     python recipes/wlpsvm_tables.py --sets Heart BreastWisconsin # a few seconds
 
-For each set and each number of ranks the samples are split at random, unevenly. Inc: one rank learns a half, then the other
-half. Dist: each rank learns its share, one sync. DistInc: each rank learns a half of its share, sync, the other half, sync.
-Then a tenth of all samples is removed, each on a rank that never held it, and learned again there. What is printed is the
-2-norm of the difference of [w; b] against the batch: 0 when every bit of w and b is the same, and the digest too (else inf).
-Needs the data sets: TORCHLSSVM_DATA.
+For each data set and number of ranks, the samples are split at random into unequal shares.
+
+- Inc: one rank learns half of the samples, then the other half.
+- Dist: each rank learns its share, followed by one sync.
+- DistInc: each rank learns half of its share, syncs, learns the other half, and syncs again.
+
+Then a tenth of all samples is removed, each on a rank that never held it, and learned again there. The recipe prints the
+2-norm of the difference of [w; b] from batch learning. It is 0 if every bit of w and b is the same, and inf if the digests
+differ. You need the data sets in the folder that TORCHLSSVM_DATA names.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ def new(x: Tensor, grid: FixedPoint) -> LSSVMHead:
 
 
 def difference(head: LSSVMHead, batch: dict[str, Any]) -> float:
-    """The 2-norm of the difference; 0 only if the digests are equal, too."""
+    """The 2-norm of the difference, or inf if the digests differ."""
     far = float(torch.cat([(head.w - batch["w"]).reshape(-1), head.b - batch["b"]]).norm())
     return far if head.digest() == batch["digest"] else float("inf")
 
@@ -84,7 +88,7 @@ def ranks_main(rank: int, world: int, folder: str, names: list[str]) -> None:
 
 
 def table(names: list[str], world: int = 4) -> dict[tuple[str, int], list[dict[str, float]]]:
-    """For each set and number of ranks the differences on every rank."""
+    """The differences on every rank, for each data set and number of ranks."""
     out: dict[tuple[str, int], list[dict[str, float]]] = {}
     torch.set_num_threads(1)  # solved weights are the same bits for the same number of threads
     with tempfile.TemporaryDirectory() as folder:

@@ -2,12 +2,11 @@
 A head on a pretrained network
 ==============================
 
-You freeze a network that was trained on other data, replace its last layer by a head, and the head learns in one
-pass.
+Take a network that was trained on other data, freeze it, and replace its last layer with a head. The head learns
+in one pass.
 
-No weights ship with the library, so this tutorial first trains a small network on the digits 0 to 4 of
-scikit-learn. It stands in for a pretrained network such as
-``torchvision.models.mobilenet_v2(weights="DEFAULT")``.
+The library ships no weights, so this tutorial first trains a small network on the digits 0 to 4 of scikit-learn.
+This network stands in for a pretrained network such as ``torchvision.models.mobilenet_v2(weights="DEFAULT")``.
 """
 
 import matplotlib.pyplot as plt
@@ -42,9 +41,9 @@ for _ in range(40):
 # The head
 # --------
 #
-# ``attach`` replaces the last linear layer and freezes the rest. There is no learning rate and there are no
-# epochs: one pass adds every image to the sums. The head solves for its weights when you first read them, and
-# chooses the penalty rho from the sums at the same time. Digits 5 to 9 are new to the network.
+# ``attach`` replaces the last linear layer and freezes the rest. You need no learning rate and no epochs, because one
+# pass adds every image to the head's sums. When you first read the weights, the head chooses the penalty rho and
+# solves for the weights. The network has never seen the digits 5 to 9.
 
 test = torch.arange(len(labels)) % 5 == 0
 clf = attach(network, num_classes=10, grid=64.0)
@@ -58,8 +57,8 @@ print(f"accuracy on {int(test.sum())} others: {accuracy:.1%}")
 # Unlearning
 # ----------
 #
-# After a removal the head is in the state that never saw the samples. A SHA-256 of the sums shows it, and so do
-# the weights after ``refresh``, which chooses rho again.
+# After a removal, the head has the same state as a head that never saw the samples. The digest, a SHA-256 hash of the
+# sums, shows this. After ``refresh``, which chooses rho again, the weights are equal too.
 
 clf.head.remove(features[:100], labels[~test][:100])
 never = LSSVMHead(288, 10, grid=64.0, rho="gcv").add(
@@ -72,8 +71,8 @@ print("same weights:", torch.equal(clf.head.refresh().w, never.refresh().w))
 # More data
 # ---------
 #
-# Samples arrive in batches of 240. After each batch the head is the exact solution for all samples so far, which
-# gives a learning curve.
+# In this example, samples arrive in batches of 240. After each batch, the head is the exact solution for all samples
+# so far, so its accuracies form a learning curve.
 
 head = LSSVMHead(288, 10, grid=64.0, rho="gcv")
 test_features = clf.features(images[test])
@@ -91,6 +90,6 @@ axes.grid(alpha=0.3)
 figure.tight_layout()
 
 # %%
-# Keep two things in mind. The network must stay frozen, because a network that keeps learning produces different
-# features. And it must not have been trained on data that you may have to erase: here the network did see the
-# digits 0 to 4, and removing one of them from the head does not change the network.
+# Keep two things in mind. First, the network must stay frozen, because a network that keeps learning produces
+# different features. Second, the network must not have been trained on data that you may have to erase. The network
+# of this tutorial did see the digits 0 to 4. Removing one of them from the head does not change the network.

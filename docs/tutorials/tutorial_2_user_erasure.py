@@ -2,9 +2,9 @@
 Erasing a user, from the request to the proof
 =============================================
 
-Photographs belong to people, and one of them asks to be erased. A ``SampleStore`` keeps the samples, their journal
-and the head together. An erasure is one event. It produces a receipt for the person and a certificate that anyone
-can check.
+Photos belong to people, and one of these people asks to be erased. A ``SampleStore`` keeps the samples, their
+journal and the head together. An erasure is one event in this store. It produces a receipt for your records and a
+certificate that anyone can check.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ owners = [f"user-{i % 60}" for i in range(len(x))]
 # Learning into a store
 # ---------------------
 #
-# A store is a folder. An event is durable when ``apply`` returns: after a crash, every acknowledged event is still
+# A store is a folder. An event is durable when ``apply`` returns. After a crash, every acknowledged event is still
 # there.
 
 store = SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=2.0))
@@ -41,14 +41,15 @@ print(len(store), "samples of", len(set(owners)), "people")
 # The request
 # -----------
 #
-# First look at what would happen. A preview changes nothing.
+# First look at what the erasure would change. A preview itself changes nothing.
 
 preview = store.preview(Remove(subject="user-42"), x=x, y=y)
 print(f"{preview.samples} samples would go")
 
 # %%
-# Then erase. The receipt holds the nonces that open the certificate's commitments, so it reveals whose samples
-# were erased. Keep it apart from the store, and destroy it once the answer can no longer be disputed.
+# Then erase the samples. The receipt contains nonces, which are random numbers that open the certificate's
+# commitments. The receipt thus reveals whose samples were erased. Keep it apart from the store, and destroy it once
+# the answer can no longer be disputed.
 
 theirs = torch.tensor([owner == "user-42" for owner in owners])
 before = (
@@ -58,8 +59,8 @@ receipt = store.apply(Remove(subject="user-42"))
 print(f"{len(receipt.nonces)} samples erased, journal position {receipt.position}")
 
 # %%
-# SQLite keeps old pages for a while. Compaction rewrites every file; afterwards no byte of an erased sample is
-# left.
+# SQLite keeps old pages for a while. Compaction rewrites every file of the store. Afterwards the files contain no
+# byte of an erased sample.
 
 store.compact()
 left = b"".join(
@@ -71,9 +72,9 @@ print("an erased id is still in a file:", b"photo-0042" in left)
 # The certificate
 # ---------------
 #
-# The operator signs the certificate with an Ed25519 key. If you verify it, get the public key from a source that
-# you trust, never from the certificate. ``verify`` follows the journal, sums the surviving rows again and solves for
-# the weights again.
+# The operator signs the certificate with an Ed25519 key. If you verify a certificate, get the public key from a
+# source that you trust, never from the certificate. ``verify`` follows the journal, sums the remaining rows again and
+# solves for the weights again.
 
 public = new_key(folder / "key.pem")
 certificate = store.certificate(receipt.event_id, key=folder / "key.pem")
@@ -82,7 +83,7 @@ for name, finding in report.checks.items():
     print(f"{name:>12}: {finding}")
 
 # %%
-# Only the holder of the receipt can tell whose samples the certificate covers.
+# Only the holder of the receipt can tell whose samples the certificate covers:
 
 nonce = receipt.nonces["photo-0042"]
 print(certificate.covers("photo-0042", nonce), certificate.covers("photo-0043", nonce))
@@ -91,7 +92,8 @@ print(certificate.covers("photo-0042", nonce), certificate.covers("photo-0043", 
 # False statements
 # ----------------
 #
-# A certificate whose text was changed fails, and so does a head that still serves old weights.
+# Verification fails if the text of the certificate was changed. It also fails for a head that still serves the old
+# weights.
 
 try:
     verify(
@@ -111,7 +113,8 @@ except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
 # %%
-# An independent proof: the head equals one that never saw the user, bit for bit.
+# You do not have to trust the certificate. Train a head without the user, and it equals the head of the store, bit
+# for bit.
 
 never = LSSVMHead(64, 10, grid=2.0).add(x[~theirs], y[~theirs])
 print("same digest:", store.head.digest() == never.digest())

@@ -2,8 +2,9 @@
 Finding and correcting wrong labels
 ===================================
 
-A sample is suspicious if a model trained without it predicts a different label. For a least-squares head, one
-solve gives all leave-one-out scores, so you can rank a whole data set in a moment, without thresholds or folds.
+A sample is suspicious if a model that was trained without it predicts a different label. A least-squares head
+computes the scores of all these leave-one-out models from a single solve. You can rank a whole data set in a moment,
+without thresholds or folds.
 """
 
 import matplotlib.pyplot as plt
@@ -27,8 +28,8 @@ given = torch.where(wrong, (truth + torch.randint(1, 10, truth.shape)) % 10, tru
 # Ranking
 # -------
 #
-# Random ReLU features let a linear head follow curved class boundaries. They are identical, to the bit, on every
-# machine.
+# Random ReLU features let a linear head follow curved class boundaries. The features of a sample are identical, bit
+# for bit, on every machine.
 
 features = RandomReLU(64, 500)
 phi, test_phi = features(x), features(test_x)
@@ -42,7 +43,7 @@ for count in (20, int(wrong.sum())):
     print(f"among the {count} most suspicious: {ranked[:count].mean():.0%} wrong")
 
 # %%
-# The most suspicious digits, with the label that was given and the one proposed:
+# This code draws the most suspicious digits, each with its given label and the proposed one:
 
 figure, axes = plt.subplots(2, 6, figsize=(7, 3))
 for axis, i in zip(axes.flat, found.order.tolist(), strict=False):
@@ -55,8 +56,9 @@ figure.tight_layout()
 # Correcting
 # ----------
 #
-# In practice, look at the suspects before you change anything. Here the truth is known, which simulates a person
-# who does so. ``relabel`` is exact: afterwards the head is the one that was given the right labels from the start.
+# In practice, look at the suspicious samples before you change anything. Here the true labels are known, so the code
+# uses them as if a person had checked each sample. ``relabel`` is exact. Afterwards the head equals a head that
+# learned the right labels from the start.
 
 
 def accuracy() -> float:
@@ -78,5 +80,5 @@ print(
 )
 
 # %%
-# With a store, use ``store.label_errors()`` and ``store.apply(found.events(20))``. In a Lightning run, the callback
-# ``LabelAudit`` writes proposals to a file. ``found.pred_probs`` has the format that cleanlab expects.
+# With a store, use ``store.label_errors()`` and ``store.apply(found.events(20))``. In a Lightning run, the
+# ``LabelAudit`` callback writes proposals to a file. ``found.pred_probs`` has the format that cleanlab expects.

@@ -2,9 +2,9 @@
 Correcting data during a Lightning run
 ======================================
 
-``LSSVMModule`` is a LightningModule without an optimizer: ``training_step`` adds samples, and one epoch is the whole
-training. The callback ``DataCorrection`` reads events from a file that other programs append to, and applies each
-event exactly once.
+``LSSVMModule`` is a LightningModule without an optimizer. Its ``training_step`` adds samples to the head, and one
+epoch completes the training. The ``DataCorrection`` callback reads events from a file that other programs append to,
+and applies each event exactly once.
 """
 
 import json
@@ -26,8 +26,8 @@ folder = Path(tempfile.mkdtemp())
 # Events
 # ------
 #
-# Each line is an event. These two are in the file before the run begins, so they wait until their samples arrive.
-# The batch that brings a sample and the event that removes or relabels it are then applied together.
+# Each line of the file is an event. These two events are in the file before the run begins, so they wait until their
+# samples arrive. An event is applied together with the batch that brings its samples.
 
 events = folder / "events.jsonl"
 lines = [
@@ -71,8 +71,8 @@ print(
 # Later events
 # ------------
 #
-# The store remembers the position in the file. A second run reads only what was appended since, and counts no
-# sample twice.
+# The store remembers its position in the file. A second run reads only the events that were appended since the first
+# run. It counts no sample twice.
 
 with events.open("a") as file:
     _ = file.write(
@@ -96,7 +96,7 @@ applied = sum(report.applied for report in correction.reports)
 print(f"{module.head.n} samples held, {applied} new event applied")
 
 # %%
-# The digits that these events were about:
+# This code draws the digits that the events refer to:
 
 digits = trainer.datamodule.train
 figure, axes = plt.subplots(1, 4, figsize=(6, 2))
@@ -110,5 +110,5 @@ for axis, (i, what) in zip(
 figure.tight_layout()
 
 # %%
-# From the shell: ``torchlssvm fit --config configs/events/file.yaml``. To use two processes, add
-# ``--trainer.strategy ddp --trainer.devices 2``; the digest stays the same.
+# You can run the same training from the shell with ``torchlssvm fit --config configs/events/file.yaml``. To use two
+# processes, add ``--trainer.strategy ddp --trainer.devices 2``. The digest stays the same.

@@ -2,8 +2,8 @@
 Several machines
 ================
 
-Sums add up. Each machine learns its own share of the data, and the sum of their statistics is, bit for bit, that
-of one machine with all the data.
+A head is determined by sums over its samples, so each machine can learn its own share of the data. Added together,
+the sums of all machines equal, bit for bit, the sums that one machine would compute from all the data.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ alone = empty().add(x, y)
 # In one process
 # --------------
 #
-# Merge heads that share a grid with ``+=``, and split them with ``-=``.
+# If two heads share a grid, you can merge them with ``+=`` and split them with ``-=``.
 
 head = empty()
 for part in torch.randperm(len(x)).chunk(7):
@@ -41,7 +41,7 @@ for part in torch.randperm(len(x)).chunk(7):
 print("seven parts make the whole:", head.digest() == alone.digest())
 
 # %%
-# Each part contributes a matrix like these:
+# Each machine contributes a matrix of sums. This code draws the matrices and their total:
 
 figure, axes = plt.subplots(1, 4, figsize=(8, 2.2))
 sums = [x[part].T @ x[part] for part in torch.arange(len(x)).chunk(3)]
@@ -59,7 +59,8 @@ figure.tight_layout()
 # Machines that are never online together
 # ---------------------------------------
 #
-# A node writes its changes to a file, and the receiver merges the file. A file that arrives twice is refused.
+# Such machines exchange files. A node writes its changes to a file, and the receiver merges the file. The receiver
+# refuses a file that arrives a second time, so nothing is counted twice.
 
 node = empty().add(x[:900], y[:900])
 Delta.take(node).save(folder / "node.delta")
@@ -77,8 +78,9 @@ except Exception as error:
 # A process group
 # ---------------
 #
-# Under torchrun, ``sync`` gives every rank the same head, or none if one of them refuses. This script runs on two
-# ranks, each with its own share of the data. Then rank 1 removes a sample that rank 0 had added.
+# Under torchrun, ``sync`` gives every rank the same head. If one rank refuses, all ranks keep the head that they had.
+# This script runs on two ranks, each with its own share of the data. Then rank 1 removes a sample that rank 0 had
+# added.
 
 script = folder / "ranks.py"
 script.write_text(
@@ -117,5 +119,6 @@ print(
 )
 
 # %%
-# Only sums travel, never samples. But the sum of a single sample *is* that sample, so ``sync(head,
-# min_samples=20)`` refuses to send a class with fewer than 20 distinct samples. This is not differential privacy.
+# Only sums travel between machines, never samples. But the sum of a single sample *is* that sample. With ``sync(head,
+# min_samples=20)``, a machine refuses to send the sums of a class with fewer than 20 distinct samples. This is not
+# differential privacy.

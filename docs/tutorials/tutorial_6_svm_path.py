@@ -2,9 +2,9 @@
 The exact SVM and its path
 ==========================
 
-``IncrementalSVM`` is the support vector machine with hinge loss. To learn or unlearn a sample, it moves the
-sample's coefficient while all others keep their Kuhn-Tucker conditions. The result is that of training from scratch,
-to machine precision.
+``IncrementalSVM`` is the support vector machine with hinge loss. To learn or unlearn a sample, it changes the
+sample's coefficient alpha step by step while all other samples keep satisfying the Kuhn-Tucker conditions. The result
+equals training from scratch, to machine precision.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +22,7 @@ x = torch.randn(80, 2, generator=generator, dtype=torch.float64) + 1.6 * y[:, No
 # Learning one by one
 # -------------------
 #
-# ``record=True`` records every event, that is, every sample that becomes a margin, error or reserve vector.
+# ``record=True`` records every event. An event occurs each time a sample becomes a margin, error or reserve vector.
 
 svm = IncrementalSVM(RBF(sigma=1.5), C=5.0, record=True)
 for i in range(len(x)):
@@ -38,7 +38,7 @@ difference = abs(svc.decision_function(x) - svm.decision(x).numpy()).max()
 print(f"scikit-learn's SVC, trained on all at once, differs by {difference:.1e}")
 
 # %%
-# The coefficients along the way. Each line is the alpha of one sample; lines bend where a sample changes its set.
+# This code draws the coefficients. Each line is the alpha of one sample. Lines bend where a sample changes its set.
 
 alpha = torch.zeros(len(svm.trajectory), len(x), dtype=torch.float64)
 for t, step in enumerate(svm.trajectory):
@@ -52,7 +52,8 @@ figure.tight_layout()
 # Unlearning and leave-one-out
 # ----------------------------
 #
-# ``leave_one_out`` unlearns every support vector in turn. Samples with alpha = 0 need no work.
+# ``leave_one_out`` unlearns every support vector in turn. Samples with alpha = 0 need no work, because they do not
+# affect the solution.
 
 estimate = svm.leave_one_out()
 print(f"leave-one-out error, exact: {estimate.error.double().mean():.1%}")
@@ -64,7 +65,7 @@ print(f"{svm.n} samples left, largest violation {svm.kkt_violation():.1e}")
 # The path of C
 # -------------
 #
-# Between breakpoints alpha is linear in C, so the breakpoints describe the whole path.
+# Between breakpoints, alpha is linear in C. The breakpoints describe the whole path.
 
 path = svm.set_C(0.05).regularization_path(50.0)
 figure, axes = plt.subplots(figsize=(6, 3.2))

@@ -2,8 +2,8 @@
 Choosing the regularization, calibrating probabilities
 ======================================================
 
-Everything on this page follows from the sums and the inverse that a head keeps. Nothing is refitted, and no data
-is held out.
+A head keeps sums over its samples and an inverse. Everything on this page follows from these two, so nothing is
+trained again and no data is held out.
 """
 
 import matplotlib.pyplot as plt
@@ -27,8 +27,8 @@ head = LSSVMHead(300, 10, rho=1.0).add(x, y)
 # rho
 # ---
 #
-# Compare one hundred values of rho by generalized cross-validation, from the sums alone, and by exact
-# leave-one-out, which needs the samples.
+# rho is the ridge penalty. This code compares one hundred values of rho in two ways. Generalized cross-validation
+# (GCV) needs only the sums. Exact leave-one-out needs the samples.
 
 gcv = head.select_rho()
 loo = head.select_rho(method="loo", x=x, y=y)
@@ -74,8 +74,8 @@ print(", ".join(f"{name} error {error:.1%}" for name, error in errors.items()))
 # Probabilities
 # -------------
 #
-# With more than two classes, ``calibrate`` fits a temperature to the leave-one-out scores, so each sample is scored
-# by the model that never saw it.
+# With more than two classes, ``calibrate`` fits a temperature to the leave-one-out scores. The leave-one-out score of
+# a sample comes from a model that never saw it, like the score of a new input.
 
 softmax = torch.softmax(head(test_x), 1)
 calibrated = head.calibrate(x, y).predict_proba(test_x)
@@ -83,7 +83,8 @@ for name, p in (("softmax of scores", softmax), ("calibrated", calibrated)):
     print(f"{name:>18}: calibration error {expected_calibration_error(p, test_y):.3f}")
 
 # %%
-# Any change to the samples invalidates the calibration, because the removed samples shaped it.
+# The calibration depends on the samples, so any change to the samples invalidates it. Calibrate again after a
+# removal:
 
 head.remove(x[:10], y[:10])
 print("calibrated still:", head.calibration is not None)
@@ -91,7 +92,7 @@ head.calibrate(x[10:], y[10:])
 print("and again:       ", head.calibration is not None)
 
 # %%
-# Inputs that are unlike the learned samples have a large leverage.
+# Inputs that are unlike the learned samples have a large leverage. You can use the leverage to detect them:
 
 noise = 5 * torch.randn(100, 300)
 for name, inputs in (("test digits", test_x), ("noise", noise)):

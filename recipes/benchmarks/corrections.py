@@ -1,11 +1,14 @@
-"""The cost of events beside the head's own work: 1,000 single-sample events against a head with 1,280 features.
+"""Measure the cost of 1,000 single-sample events beside the work of the head itself, with 1,280 features.
 
     python recipes/benchmarks/corrections.py            # about a minute on two cores
     python recipes/benchmarks/corrections.py --small    # seconds, for trying it out
 
-In one burst: Corrector.apply of all events and one read of w, against the bare float64 product of those rows (``q.T @ q``)
-and one solve of the head. One by one: DataCorrection.look for each event (source, checks, hashes, report), against the
-head's own update with the same sample, each followed by a read of w. Turns alternate; medians.
+- All events at once: Corrector.apply of all events and one read of w, compared with the bare float64 product of their rows
+  (``q.T @ q``) and one solve of the head.
+- One event at a time: DataCorrection.look for each event (source, checks, hashes, report), compared with the head's own update
+  for the same sample. A read of w follows each.
+
+The two sides of a comparison take turns, and the figures are medians.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Tables II and III and figures 2 and 3 of Zhu et al. as ratios, on CoverType (581,012 x 54, two classes, wLPSVM).
+"""Repeat Tables II and III and Figures 2 and 3 of Zhu et al. as ratios, on CoverType (581,012 x 54, two classes, wLPSVM).
 
     python recipes/benchmarks/distributed.py                # everything, about three minutes; needs TORCHLSSVM_DATA
     python recipes/benchmarks/distributed.py --only ranks   # or bare, increment
 
-bare       one single-threaded rank on all samples, balanced weights, w solved, against the bare float64 products that this
-           needs, and against scikit-learn's RidgeClassifier(class_weight="balanced") on the same array, single-threaded too
-ranks      time to learn, sync and solve for 1 to 4 single-threaded ranks and 25 to 100 % of the samples (table II), the
-           speed-up (figure 2) and how straight the line of time against size is (figure 3)
-increment  30,000 samples, then 15,000, 7,500 and 3,750 more: each increment against learning everything again (table III),
-           and 3,750 at the end of the whole set
+- ``bare``: the time of one single-threaded rank to learn all samples with balanced weights and solve for w. It is compared
+  with the bare float64 products that this needs, and with scikit-learn's RidgeClassifier(class_weight="balanced") on the same
+  array and one thread.
+- ``ranks``: the time to learn, sync and solve with 1 to 4 single-threaded ranks and 25 to 100 % of the samples (Table II), the
+  speed-up (Figure 2), and the fit of a straight line to time against number of samples (Figure 3).
+- ``increment``: 30,000 samples, then 15,000, 7,500 and 3,750 more. Each increment is compared with learning everything again
+  (Table III). So is an increment of 3,750 samples at the end of the whole set.
 
-What is compared is measured in turns, in one run; medians. Samples are in memory, as float64, before the clock starts. The
-processor time of the busier rank tells the speed-up where other work keeps the cores busy.
+The two sides of a comparison take turns in one run, and the figures are medians. The samples are in memory, as float64, before
+the clock starts. If other work keeps the cores busy, the processor time of the busier rank is the better measure of the
+speed-up.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each job, taken in turns."""
+    """Median seconds of each job. The jobs take turns."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
         for name, job in jobs.items():
@@ -119,7 +121,7 @@ def rank_main(rank: int, world: int, folder: str, rounds: int) -> None:
 
 
 def measure_ranks(folder: str, sizes: Iterable[int], rounds: int) -> dict[str, list[float]]:
-    """Medians of wall and processor time, by size and share; the sizes take turns, as processes of their own."""
+    """Medians of wall and processor time, by size and share. The sizes take turns, each in its own processes."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(3):
         for size in sizes:

@@ -1,11 +1,11 @@
-"""Time of predictions over HTTP while people are erased: ``/classify`` of the erasure service, quiet and during erasures.
+"""Measure the time of predictions over HTTP (``/classify`` of the erasure service), with and without erasures.
 
     python recipes/benchmarks/erasure_service.py             # about two minutes on two cores
     python recipes/benchmarks/erasure_service.py --small     # seconds, for trying it out
 
-The service is a process of its own under uvicorn, and the client is httpx. Rounds alternate: first the service only predicts,
-then it also erases one person after the other, each with receipt, compaction and signed certificate. A client thread sends one
-row after the other at a steady rate. The numbers are made up.
+The service runs in its own process under uvicorn, and the client uses httpx. Rounds alternate. In one round the service only
+predicts. In the next it also erases one person after another, each with a receipt, a compaction and a signed certificate. A
+client thread sends single rows at a steady rate. The data are random.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ASKED = 3.0
 
 
 def bearer(role: str) -> dict[str, str]:
-    """The header that shows the token of a role."""
+    """The HTTP header with the token of a role."""
     return {"Authorization": f"Bearer {TOKENS[role]}"}
 
 
@@ -53,7 +53,7 @@ def make_store(folder: Path, people: int, rows_per_person: int, J: int) -> None:
 
 @contextmanager
 def running_service(folder: Path) -> Iterator[str]:
-    """Run the recipe as a process; gives its address."""
+    """Run the recipe in a process and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -78,7 +78,7 @@ def running_service(folder: Path) -> Iterator[str]:
 
 
 def prediction_times(address: str, x: list[list[float]], seconds: float, rate: float) -> list[float]:
-    """Seconds of each prediction. A prediction that is due while another one runs counts from when it was due."""
+    """Seconds of each prediction, counted from the time at which it was due, even if another one was still running."""
     times = []
     with httpx.Client(base_url=address, headers=bearer("reader"), timeout=60) as client:
         client.post("/classify", json={"x": x})
@@ -93,7 +93,7 @@ def prediction_times(address: str, x: list[list[float]], seconds: float, rate: f
 
 @contextmanager
 def erasing(address: str, people: Iterator[int], finished: list[str]) -> Iterator[None]:
-    """Erase one person after the other inside; ``finished`` gets the requests that are answered."""
+    """Erase one person after another inside the context. Answered requests are appended to ``finished``."""
     stop = threading.Event()
 
     def work() -> None:
@@ -120,11 +120,11 @@ def percentile(times: Sequence[float], level: float) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure; returns the ratio of the p99 and the number of erasures."""
+    """Measure, and return the ratio of the 99th percentiles and the number of erasures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=50.0, help="predictions a second")
+    parser.add_argument("--rate", type=float, default=50.0, help="predictions per second")
     o = parser.parse_args(argv)
     torch.manual_seed(0)
     people, rows, J, seconds = (50, 20, 32, 1.0) if o.small else (500, 40, 256, 8.0)

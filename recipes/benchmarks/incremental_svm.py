@@ -1,4 +1,4 @@
-"""The incremental SVM against refitting scikit-learn's SVC, on the CPU, every ratio from one run.
+"""Compare the incremental SVM with refits of scikit-learn's SVC on the CPU. The two sides of a ratio come from one run.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about a minute
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
@@ -6,16 +6,16 @@
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --classes                # ten classes of digits
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --scale 5000 10000 20000 50000    # a quarter of an hour
 
-Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
-TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are processor
-seconds, medians (means on both sides for single samples: a removal costs as many events as it needs), the things compared
-alternate.
+Digits (even against odd) and breast cancer come with scikit-learn. Ringnorm, Splice and German are read from the folder that
+TORCHLSSVM_DATA names, if it is set. The kernel is RBF with gamma = 1 / (J var(x)), and SVC has its default tolerance. Times
+are medians of processor seconds. For single samples they are means, because removals differ in the number of events they need.
+The two sides of a comparison alternate.
 
---classes adds and removes single samples of 2,000 digits (203 of them copies with noise) in OneVsRest and OneVsOne of
-ten classes, beside refits of SVC: its own fit of all pairs, and ten of one class against the rest.
+``--classes`` adds and removes single samples of 2,000 digits (203 of them are noisy copies) in OneVsRest and OneVsOne with ten
+classes. It compares them with two refits of SVC: its own fit of all pairs, and ten fits of one class against the rest.
 
---scale fits so many samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and a problem in which
-every sample is a margin vector. SVC is at its default tolerance and at 1e-6.
+``--scale`` fits the given numbers of samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and
+a problem in which every sample is a margin vector. SVC runs at its default tolerance and at 1e-6.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Case:
 
 
 def growth(largest: int) -> None:
-    """Time of an event beside n and |S|, and of single samples against a refit, on Gaussian data in 5 dimensions."""
+    """Time of an event for growing n and |S|, and of single samples compared with a refit, on Gaussian data (J = 5)."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(largest + SINGLE, 5, generator=generator, dtype=torch.float64)
     y = (x[:, :2].square().sum(1) + 0.3 * torch.randn(len(x), generator=generator) > 1.5).long()
@@ -204,7 +204,7 @@ def classes() -> None:
 
 
 def cover_type(n: int) -> Case:
-    """So many samples of CoverType, and SINGLE more."""
+    """Return the given number of samples of CoverType, and SINGLE more."""
     file = Path(os.environ.get("TORCHLSSVM_DATA", "")) / "covtype/covtype.data.gz"
     if not file.is_file():
         raise SystemExit("--scale needs covtype/covtype.data.gz in the folder that TORCHLSSVM_DATA names")
@@ -216,13 +216,13 @@ def cover_type(n: int) -> Case:
 
 
 def all_margin(n: int) -> Case:
-    """Random labels, far apart: every coefficient is inside its box."""
+    """Random labels of samples that are far apart, so that every coefficient is strictly between 0 and C."""
     rng = np.random.default_rng(0)
     return Case(rng.normal(size=(n + SINGLE, 50)), rng.integers(0, 2, n + SINGLE), 100.0)
 
 
 def fits(name: str, case: Case, single: bool) -> None:
-    """A fit against two of SVC, and samples added and removed one at a time."""
+    """Compare a fit with two fits of SVC, and add and remove single samples."""
     n = len(case.y) - SINGLE
     small = case.machine().fit(case.tx[:1500], case.ty[:1500])  # warm up
     small.remove(small.add(case.tx[1500:1540], 1 - case.ty[1500:1540], method="path"), method="path")
@@ -259,10 +259,12 @@ def scale(sizes: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of it")
-    parser.add_argument("--only", metavar="NAME", help="the data set of this name alone")
-    parser.add_argument("--classes", action="store_true", help="ten classes of digits instead")
-    parser.add_argument("--scale", type=int, nargs="+", metavar="N", help="fits of so many samples instead")
+    parser.add_argument("--quick", action="store_true", help="run only a small part")
+    parser.add_argument("--only", metavar="NAME", help="run only this data set")
+    parser.add_argument("--classes", action="store_true", help="measure ten classes of digits instead")
+    parser.add_argument(
+        "--scale", type=int, nargs="+", metavar="N", help="measure fits with these numbers of samples instead"
+    )
     options = parser.parse_args()
     quick = options.quick
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s).")

@@ -1,11 +1,16 @@
-"""The cost of choosing and judging a model, on MNIST pixels (60,000 x 784, ten classes): ratios measured in one run.
+"""Measure the cost of choosing and judging a model on MNIST pixels (60,000 x 784, ten classes), as ratios from one run.
 
     python recipes/benchmarks/judging.py [--threads 2] [--samples 60000] [--repeats 3] [--values 3 10]
 
-Reads MNIST from the folder that TORCHLSSVM_DATA names. Things that are compared take turns; medians are printed.
-scikit-learn's RidgeClassifierCV (1.9) makes X^T X, its eigenvectors, and for each of r values one product X A, (1 + 2 r) n J^2
-flops; here X^T X (9/8 n J^2) is all that GCV needs, and leave-one-out takes one product X Q, 2 n J^2, for all values. By flops
-alone GCV is 6 times as fast with 3 values, leave-one-out 2 times with 3, 7 times with 10 and 64 times with 100.
+The recipe reads MNIST from the folder that TORCHLSSVM_DATA names. The two sides of a comparison take turns, and the figures
+are medians.
+
+For r values of rho, scikit-learn's RidgeClassifierCV (1.9) computes X^T X, its eigenvectors, and one product X A for each
+value. This takes (1 + 2 r) n J^2 floating-point operations. Here GCV needs only X^T X, which takes 9/8 n J^2 operations.
+Leave-one-out needs one more product X Q for all values, which takes 2 n J^2 operations.
+
+Compared with RidgeClassifierCV, the number of operations alone would make GCV 6 times as fast with 3 values. It would make
+leave-one-out 2 times as fast with 3 values, 7 times with 10 and 64 times with 100.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ GRID = FixedPoint(1.0, bits=20)
 
 
 def taking_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call; one after the other, several times."""
+    """Median seconds of each call. The calls take turns, several times."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -81,7 +86,7 @@ def main() -> None:
 
 
 def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats: int, fit: float) -> None:
-    """100 values of rho and one, once the eigenvectors are there."""
+    """Compare 100 values of rho with one, after the eigendecomposition."""
     part, samples, main = (
         problems(head._view())[0],
         check_all(head._view(), x, y, None),
@@ -110,7 +115,7 @@ def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats
 
 
 def against_sklearn(x: torch.Tensor, y: torch.Tensor, counts: list[int], repeats: int) -> None:
-    """Learning and choosing, against RidgeClassifierCV on the same float64 array. x: (n, J); y: (n,)."""
+    """Compare learning and choosing with RidgeClassifierCV on the same float64 array. x: (n, J); y: (n,)."""
     from sklearn.linear_model import RidgeClassifierCV
 
     array, labels = x.numpy(), y.numpy()

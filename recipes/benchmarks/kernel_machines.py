@@ -1,11 +1,12 @@
-"""Speed of the kernel machines, as ratios measured side by side in one run; the kernel matrix is at hand for both sides.
+"""Measure the speed of the kernel machines as ratios from one run. Both sides start from a computed kernel matrix.
 
     python recipes/benchmarks/kernel_machines.py                    # every table, about three minutes on two cores
     python recipes/benchmarks/kernel_machines.py --only single      # single | batch | loo | crossover | newton
     python recipes/benchmarks/kernel_machines.py --threads 1
 
-The rival is a Cholesky re-solve: factor K + I/C for the samples left and solve for y and 1. Terms that a machine puts off are
-folded in within what is timed. Each line alternates the two things it compares and gives the ratio of their medians.
+The machines are compared with a Cholesky solve, which factors K + I/C for the remaining samples and solves for y and 1. The
+times include the updates that a machine defers. The two sides of each line alternate, and the line gives the ratio of their
+medians.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ def data(n: int) -> tuple[Tensor, Tensor]:
 
 
 def resolver(x: Tensor, y: Tensor) -> Callable[[], Tensor]:
-    """The rival: Cholesky and solve, the matrix at hand."""
+    """The alternative: factor a given matrix by Cholesky and solve."""
     Q = KERNEL(x, x) + torch.eye(len(x), dtype=torch.float64) / C
     t = torch.stack([2.0 * y - 1.0, torch.ones(len(y))], 1).double()
     return lambda: torch.cholesky_solve(t, torch.linalg.cholesky(Q))
 
 
 def in_use(x: Tensor, y: Tensor) -> KernelLSSVM:
-    """A machine with its inverse at hand, as it is after the first update."""
+    """A machine that already has its inverse, as after the first update."""
     machine = KernelLSSVM(KERNEL, C=C)
     machine.add(x, y)
     return machine.compute_inverse()
 
 
 def one_by_one(machine: KernelLSSVM, call: Callable[..., object], *columns: Tensor) -> None:
-    """A call for each row, b read after each, and nothing put off in the end."""
+    """Make a call for each row, read b after each, and finish all deferred work at the end."""
     for row in zip(*columns, strict=True):
         call(*row)
         _ = machine.b
@@ -62,7 +63,7 @@ def one_by_one(machine: KernelLSSVM, call: Callable[..., object], *columns: Tens
 
 
 def single(rounds: int) -> None:
-    """64 samples removed, then 64 added, one by one, b read after each."""
+    """Remove 64 samples and then add 64, one by one, and read b after each."""
     print(
         "\nOne sample, mean of 64, b read after each: Cholesky re-solve / ours  (target at n=4,000: remove >= 200, add >= 50)"
     )
@@ -90,7 +91,7 @@ def single(rounds: int) -> None:
 
 
 def batch(rounds: int) -> None:
-    """k at once, and the share of the product's rate that a removal reaches over its 2 n^2 k flops."""
+    """Change k samples at once. A removal takes 2 n^2 k flops; print its rate as a share of a matrix product's rate."""
     print(
         "\nk samples at once: Cholesky re-solve / ours; share of the rate of an (n, k) x (k, n) product over 2 n^2 k flops"
     )
@@ -120,7 +121,7 @@ def batch(rounds: int) -> None:
 
 
 def loo(rounds: int) -> None:
-    """All leave-one-out scores of a machine just fitted, against two fits (kernel and Cholesky)."""
+    """Compare all leave-one-out scores of a new machine with two fits (kernel and Cholesky)."""
     print("\nExact leave-one-out of all samples / two fits, kernel included   (target at n=2,000: < 1)")
     for n in (1000, 2000, 4000):
         x, y = data(n)
@@ -137,7 +138,7 @@ def loo(rounds: int) -> None:
 
 
 def crossover(rounds: int) -> None:
-    """Updating k rows against factor, inverse and kernel for those left: the rule compares 4 n^2 k or 2 n^2 k with 2 r^3."""
+    """Compare an update of k rows with solving again for the r left. The rule compares 4 n^2 k or 2 n^2 k with 2 r^3."""
     print("\nk samples, update / factor and invert anew (kernel included), and what the rule does")
     rule = cost.block_update_pays
     for n in (64, 200, 1000, 2000):
@@ -169,7 +170,7 @@ def crossover(rounds: int) -> None:
 
 
 def newton(rounds: int) -> None:
-    """Steps and time of the two solvers of the Lagrangian SVM, cold and after 20 removals."""
+    """Steps and time of the two solvers of the Lagrangian SVM, from scratch and after 20 removals."""
     print("\nLagrangian SVM, n=1,000: steps cold / after 20 removals, and seconds of the second")
     x, y = data(1000)
     y = torch.where(torch.rand(1000, generator=torch.Generator().manual_seed(1)) < 0.1, 1 - y, y)

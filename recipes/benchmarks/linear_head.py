@@ -1,10 +1,10 @@
-"""Speed of the linear head, as ratios to bare float64 products of the same shapes, measured side by side in one run.
+"""Measure the speed of the linear head as ratios to bare float64 products of the same shapes, from one run.
 
     python recipes/benchmarks/linear_head.py                  # every table, about four minutes on two cores
     python recipes/benchmarks/linear_head.py --only bulk      # bulk | rows | single | block | solve | crossover
     python recipes/benchmarks/linear_head.py --threads 1
 
-Each line alternates the two things it compares and gives the ratio of their medians.
+The two sides of each line alternate, and the line gives the ratio of their medians.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each job, taken in turns."""
+    """Median seconds of each job. The jobs take turns."""
     for job in jobs.values():
         job()
     times: dict[str, list[float]] = {name: [] for name in jobs}
@@ -39,19 +39,19 @@ def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def data(n: int, J: int, K: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features as a ReLU network gives them, and labels."""
+    """Features with the distribution of a ReLU network's output, and labels."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(n, J, generator=generator).relu_(), torch.randint(K, (n,), generator=generator)
 
 
 def gemm_rate(J: int) -> Callable[[], object]:
-    """A square float64 product, 2 J^3 flops."""
+    """The rate of a square float64 product (2 J^3 flops)."""
     a = torch.randn(J, J, dtype=torch.float64)
     return lambda: a @ a
 
 
 def bulk(rounds: int) -> None:
-    """Adding 8,192 rows: checks, quantizing, fingerprints and integer sums, against the bare product q^T q."""
+    """Compare adding 8,192 rows (checks, rounding, fingerprints, integer sums) with the bare product q^T q."""
     print("\nBulk adding, 8,192 rows, 10 classes: time / time of q.T @ q           (target: <= 0.75)")
     for J in (512, 1024, 2048):
         x, y = data(8192, J)
@@ -65,7 +65,7 @@ def bulk(rounds: int) -> None:
 
 
 def rows(rounds: int) -> None:
-    """Single removals beside a million rows, against those beside ten thousand: no removal passes over all rows."""
+    """Compare single removals from a million rows with those from ten thousand. No removal reads all rows."""
     print("\nSingle removals, J=16, 10 classes          (target beside 1,000,000 rows: first <= 50 ms, later <= 1 ms)")
     for n in (10_000, 1_000_000):
         x, y = data(n, 16)
@@ -85,7 +85,7 @@ def rows(rounds: int) -> None:
 
 
 def single(rounds: int) -> None:
-    """One sample removed and w read, against the three passes over P of an eager update."""
+    """Remove one sample and read w, compared with the three passes over P of an immediate update."""
     print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (target at J=2048: <= 1.25)")
     for J in (1024, 2048):
         x, y = data(4 * J, J)
@@ -113,7 +113,7 @@ def single(rounds: int) -> None:
 
 
 def block(rounds: int) -> None:
-    """64 samples at once: share of the product's rate over the 4 J^2 L flops of Theorem 1."""
+    """Change 64 samples at once. Theorem 1 takes 4 J^2 L flops; print the rate as a share of a matrix product's rate."""
     print(
         "\n64 samples, share of the rate of a square product over 4 J^2 L flops   (target, J >= 1024: P >= 0.75, w only > 1)"
     )
@@ -152,7 +152,7 @@ def _share(J: int, form: bool, what: str, rounds: int) -> float:
 
 
 def solve(rounds: int) -> None:
-    """w from statistics, against J^3 / 3 flops at the rate of a square product."""
+    """Solve for w from statistics, compared with J^3 / 3 flops at the rate of a square product."""
     print("\nSolving w from statistics: time / time of J^3/3 flops at the product's rate   (target, J >= 1024: <= 2.2)")
     for J in (512, 784, 1024, 2048):
         x, y = data(2 * J, J)
@@ -166,7 +166,7 @@ def solve(rounds: int) -> None:
 
 
 def crossover(rounds: int) -> None:
-    """L changed columns taken in by Theorem 1, against one solve: the rule says to solve past J/6."""
+    """Compare Theorem 1 for L changed samples with one solve. The library solves for more than J/6."""
     print("\nTheorem 1 on L columns / one solve from statistics (w only); the rule solves past L = J/6")
     for J in (512, 1024, 2048):
         x, y = data(3 * J, J)

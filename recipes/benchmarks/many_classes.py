@@ -1,9 +1,10 @@
-"""Many classes on few features: least squares, a random lift and logistic regression; accuracy, and wrong labels found.
+"""Compare least squares, a random lift and logistic regression on many classes and few features.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/many_classes.py features.npz [--only rules]
 
-The file holds x_train, y_train, x_test, y_test and layers_train, layers_test (n, layers, J), for example sentence vectors of
-Banking77 by an encoder with six layers. Results: docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
+The recipe prints the accuracy and how well each method finds wrong labels. The file contains x_train, y_train, x_test, y_test
+and layers_train, layers_test (n, layers, J). An example are sentence vectors of Banking77 from an encoder with six layers. The
+results are in docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchlssvm.sklearn import LSSVMClassifier, RandomFeatures
 
 
 def feature_sets(data: Any) -> dict[int, tuple[Any, Any]]:
-    """Training and test features by their number: random projections of the last layer, it alone, and several layers."""
+    """Training and test features by their number: the last layer, random projections of it, and several layers."""
     x, test = data["x_train"].astype(np.float64), data["x_test"].astype(np.float64)
     rng, sets = np.random.default_rng(0), {}
     for J in (96, 192):

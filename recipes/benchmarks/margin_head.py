@@ -1,11 +1,11 @@
-"""Speed and memory of the margin head, beside scikit-learn's LinearSVC and its own ways without an inverse kept.
+"""Compare the speed and memory of the margin head with scikit-learn's LinearSVC and with fits that keep no inverse.
 
     python recipes/benchmarks/margin_head.py                  # every table; some 15 minutes on one core
     python recipes/benchmarks/margin_head.py --only removal   # removal | leave_out | memory | growth | mnist | choosing
 
-Features are those of MobileNetV2 on 10,000 pictures of CIFAR-10 (``recipes/pretrained_head.py``, kept in its cache), MNIST's
-pixels for ``mnist``, and random ones for ``growth``. Times are CPU seconds of one thread, so that a loaded machine changes
-them little; what is compared runs in turns.
+The features are those of MobileNetV2 on 10,000 pictures of CIFAR-10 (from the cache of ``recipes/pretrained_head.py``), MNIST
+pixels for ``mnist``, and random numbers for ``growth``. Times are CPU seconds of one thread, which a busy machine changes
+little. The two sides of a comparison take turns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def objective(x: np.ndarray, y: np.ndarray, w: np.ndarray, b: np.ndarray, rho: f
 
 
 def removal(rounds: int) -> None:
-    """Remove one sample and read the weights, against refits; and a cold fit against LinearSVC's."""
+    """Compare removing one sample and reading the weights with refits, and a fit from scratch with LinearSVC."""
     from sklearn.svm import LinearSVC
 
     x, y = cifar()
@@ -120,7 +120,7 @@ def removal(rounds: int) -> None:
 
 
 def leave_out(rounds: int) -> None:
-    """Leave out every sample, against removing each one."""
+    """Compare leaving out every sample with removing each one."""
     x, y = cifar()
     head = MarginHead(x.shape[1], 10, rho=RHO).add(x, y)
     _ = head.w
@@ -136,7 +136,7 @@ def leave_out(rounds: int) -> None:
 
 
 def memory(rounds: int) -> None:
-    """Peak memory beside the rows, in a process of its own."""
+    """Peak memory in addition to the rows, measured in a separate process."""
     del rounds
     for J, K in ((1280, 10), (1280, 100)):
         found = subprocess.run(
@@ -146,7 +146,7 @@ def memory(rounds: int) -> None:
 
 
 def peak(J: int, K: int) -> None:
-    """Print the peak memory of a fit and some removals, less rows and features."""
+    """Print the peak memory of a fit and some removals, without rows and features."""
     generator = torch.Generator().manual_seed(0)
     n = 10000
     y = torch.arange(n) % K
@@ -173,7 +173,7 @@ def resident(name: str) -> float:
 
 
 def growth(rounds: int) -> None:
-    """Cost of a cold fit and of a removal for other n, J and K."""
+    """Time of a fit from scratch and of a removal for different n, J and K."""
     print(f"{'n':>6} {'J':>5} {'K':>4} {'active':>7} {'cold, s':>8} {'remove one, ms':>15}")
     generator = torch.Generator().manual_seed(0)
     base = (5000, 512, 10)
@@ -219,7 +219,7 @@ def mnist(rounds: int) -> None:
 
 
 def choosing(rounds: int) -> None:
-    """Cost of choosing rho by k-fold, in units of a least-squares fit."""
+    """Time to choose rho by k-fold, as a multiple of a least-squares fit."""
     del rounds
     x, y = cifar()
     x, y = x[:5000].clone(), y[:5000]
@@ -245,10 +245,10 @@ TABLES = {
 
 
 def main() -> None:
-    """Print the tables asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(TABLES), default=list(TABLES))
-    parser.add_argument("--rounds", type=int, default=60, help="samples that are removed (default: 60)")
+    parser.add_argument("--rounds", type=int, default=60, help="number of samples to remove (default: 60)")
     parser.add_argument("--peak", type=int, nargs=2, metavar=("J", "K"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,10 @@
-"""One against the rest beside one against one: accuracy and seconds of LSSVMClassifier on iris, wine, digits and covtype.
+"""Compare one against the rest with one against one: accuracy and time of LSSVMClassifier on four data sets.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/multiclass.py
 
-The rule of ``multiclass="auto"`` (pairs for 3 to 10 classes and at most 512 features) rests on this table. Accuracies are means
-of five folds; covtype are 20,000 samples from the folder that TORCHLSSVM_DATA names, left out without it.
+The data sets are iris, wine, digits and covtype (20,000 samples from the folder that TORCHLSSVM_DATA names, skipped without
+it). Accuracies are means of five folds. The rule of ``multiclass="auto"`` (pairs for 3 to 10 classes and at most 512 features)
+is based on this table.
 """
 
 from __future__ import annotations

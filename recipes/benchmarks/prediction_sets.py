@@ -4,8 +4,9 @@
     python recipes/benchmarks/prediction_sets.py ~/.cache/torchlssvm/feature_maps_cifar10_96.pt
     python recipes/benchmarks/prediction_sets.py ~/.cache/torchlssvm/feature_maps_banking77.pt
 
-The files are the features that ``recipes/feature_maps.py --only cifar10`` (or banking77) extracts. One subject of fifty is
-erased. The band is 1.96 standard deviations of a share of the test samples; the threshold is drawn from the training samples.
+The files contain the features that ``recipes/feature_maps.py --only cifar10`` (or banking77) extracts. The recipe erases one
+of fifty subjects. The band is 1.96 standard deviations of a share of the test samples. The threshold comes from the training
+samples.
 """
 
 from __future__ import annotations

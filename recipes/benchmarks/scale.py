@@ -1,12 +1,12 @@
-"""Time and memory of one machine at scale: many features, many classes, many rows in a store.
+"""Measure time and memory on one machine with many features, many classes, and many rows in a store.
 
     python recipes/benchmarks/scale.py features         # J = 10,000, 50,000 rows streamed: about 5 minutes on two cores
     python recipes/benchmarks/scale.py classes          # K = 1,000 and 10,000 at J = 1,024: about a minute
     python recipes/benchmarks/scale.py rows             # 1,000,000 rows of 256 features in a store: about 15 minutes
     python recipes/benchmarks/scale.py all --small      # seconds, for trying it out
 
-Each part runs in a process of its own, so that the peak of its memory (resident, of the whole process) is its own. Rows are
-made batch by batch and never held together. Beside each size stands a quarter of it, so that the growth can be read off.
+Each part runs in its own process, so its peak memory is the resident size of that process. Rows are generated batch by batch
+and are never all in memory. Each size is measured beside a quarter of it, so that you can see the growth.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def peak_megabytes() -> float:
 class Report:
     """Lines of a table: what was done, the seconds it took (by the clock, and of all processors), and the peak of the memory.
 
-    The seconds of the processors say more on a machine that does other things too.
+    On a busy machine, processor seconds are the better measure.
     """
 
     def __init__(self, title: str) -> None:
         print(f"\n{title}\n| | seconds | of processors | peak MB |\n|---|---|---|---|", flush=True)
 
     def time(self, what: str, work: Callable[[], Any]) -> Any:
-        """Do and print one line."""
+        """Run one step and print its line."""
         start, used = time.perf_counter(), time.process_time()
         out = work()
         seconds, used = time.perf_counter() - start, time.process_time() - used
@@ -90,7 +90,7 @@ def features(J: int, n: int) -> None:
 
 
 def classes(J: int, K: int, n: int) -> None:
-    """Many classes, one against the rest; and the price of sums per class."""
+    """Learn many classes, one against the rest, and measure the cost of sums per class."""
     report = Report(f"{K:,} classes, {J:,} features, {n:,} rows")
     head = LSSVMHead(J, K, grid=GRID, rho=1.0)
 
@@ -116,7 +116,7 @@ def classes(J: int, K: int, n: int) -> None:
 
 
 def stored(J: int, n: int, folder: Path) -> None:
-    """A store with n rows: open, erase one, compact, verify."""
+    """Open, erase one sample, compact and verify a store with n rows."""
     report = Report(f"{n:,} rows of {J:,} features in a store")
     path = folder / "store"
 
@@ -141,7 +141,7 @@ def stored(J: int, n: int, folder: Path) -> None:
 
 
 def alone(work: Callable[..., None], *arguments: Any) -> None:
-    """Run a part in a process of its own."""
+    """Run a part in a separate process."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     process.join()
@@ -150,11 +150,11 @@ def alone(work: Callable[..., None], *arguments: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the parts asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["features", "classes", "rows", "all"])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--folder", type=Path, default=None, help="for the store; a temporary folder unless given")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the store (default: a temporary folder)")
     o = parser.parse_args(argv)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     if o.part in ("features", "all"):

@@ -1,14 +1,17 @@
-"""Kernel machines of 100 samples and more against the direct way, side by side in one run.
+"""Compare kernel machines of 100 and more samples with a direct implementation, in one run.
 
     python recipes/benchmarks/small_kernel_machines.py                # about a minute
     python recipes/benchmarks/small_kernel_machines.py --rounds 200 --sizes 100 200
 
-The direct way is what one would write by hand: keep x, y and the kernel matrix, take rows out or put rows in (their kernel is
-computed, as ours is), factor K + I/C by Cholesky, and solve anew for alpha and b. ``by id`` is that for samples known by an id
-for life: ids are looked up and given out, NaN and labels out of range refused, as ours are. ``bare`` is the direct way without
-the upkeep: Cholesky and the solve alone, of a matrix that is given. All read the solution after each change; what ours puts off
-is spread over the changes it stems from. One thread, processor time (other processes do not count), rounds that alternate the
-sides, ratios of medians over blocks of 32 rounds: above 1 ours is faster.
+- ``direct`` is the code one would write by hand. It keeps x, y and the kernel matrix, removes or inserts rows (and computes
+  their kernel, as torchlssvm does), factors K + I/C by Cholesky, and solves again for alpha and b.
+- ``by id`` also gives each sample a permanent id. It looks ids up, and refuses NaN and labels out of range, as torchlssvm
+  does.
+- ``bare`` is only the Cholesky factorization and the solve, for a given matrix.
+
+Every side reads the solution after each change. Work that torchlssvm defers is spread over the changes that caused it. Times
+are processor time of one thread, so other processes do not count. Rounds alternate between the sides. The figures are ratios
+of medians over blocks of 32 rounds, and above 1 torchlssvm is faster.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class Direct:
 
 
 class DirectById(Direct):
-    """The same with ids: a dictionary from ids to rows, and the checks of a caller's input that samples by id need."""
+    """Direct with ids: a dictionary from ids to rows, and the input checks that ids require."""
 
     def __init__(self, x: Tensor, y: Tensor, C: float, lagrangian: bool):
         self.row_of, self.next_id = {i: i for i in range(len(x))}, len(x)

@@ -1,10 +1,10 @@
-"""A durable store: ingest against bare SQLite, erasure against rebuilding, single erasures against refitting.
+"""Compare a durable store with bare SQLite inserts, with rebuilding the statistics, and with refitting.
 
     python recipes/benchmarks/store.py                    # 60,000 x 1280 features, about two minutes on two cores
     python recipes/benchmarks/store.py --samples 6000 --features 256
 
-Features are random, as a ReLU network gives them. Each ratio compares two things measured in this run, in turns where that is
-possible.
+The features are random numbers with the distribution of a ReLU network's output. Each ratio compares two measurements of one
+run, which take turns if possible.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Timed:
 
 
 def bare(path: Path) -> sqlite3.Connection:
-    """The least that could be done: a table of blobs, with the same pragmas."""
+    """The minimal alternative: a table of blobs with the same pragmas."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     for name, value in PRAGMAS.items():
@@ -101,7 +101,7 @@ def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
 
 
 def erase(store: SampleStore, key: Any) -> None:
-    """One subject of 100 samples, durable and certified, against rebuilding the statistics from the store."""
+    """Compare a durable, certified erasure of 100 samples with rebuilding the statistics from the store."""
     config = store.head.config()
     rebuild = seconds(lambda: store.relearn(LSSVMHead.from_config(config)).digest())
     times = []
@@ -121,7 +121,7 @@ def erase(store: SampleStore, key: Any) -> None:
 
 
 def follow(store: SampleStore) -> None:
-    """Another process takes an erasure over: by the sums that the writer publishes, against summing the rows."""
+    """Compare two ways in which another process takes over an erasure: from published sums, and by summing the rows."""
     with SampleStore(store.path, readonly=True) as reader:
         head = reader.head
         times = []
@@ -134,7 +134,7 @@ def follow(store: SampleStore) -> None:
 
 
 def singles(store: SampleStore, x: torch.Tensor, y: torch.Tensor, count: int) -> None:
-    """Single samples, each durable, against refitting scikit-learn's ridge classifier."""
+    """Compare single erasures, each durable, with refitting scikit-learn's ridge classifier."""
     from sklearn.linear_model import RidgeClassifier
 
     ids = store.find(subject="user-1")[:count]

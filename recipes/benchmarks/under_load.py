@@ -1,10 +1,10 @@
-"""Speed beside another busy process: the same work with and without one process that spins on one core.
+"""Measure the same work with and without another process that keeps one core busy.
 
     python recipes/benchmarks/under_load.py             # about a minute on two cores, on a machine that is quiet otherwise
     python recipes/benchmarks/under_load.py --small     # seconds, for trying it out
 
-Rounds alternate: undisturbed, then disturbed; medians. The share is the disturbed speed by the undisturbed one. Retraining is
-that of a head from 60,000 rows of 784 features, as MNIST has them; the numbers are made up.
+Rounds alternate between undisturbed and disturbed, and the figures are medians. The share is the disturbed speed divided by
+the undisturbed speed. Retraining learns a head from 60,000 rows of 784 features, the shape of MNIST. The data are random.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ASKED = {"single durable erasure": 0.6, "MNIST retraining": 0.4, "ingest of 1,02
 
 
 def spin() -> None:
-    """Keep one core busy for ever."""
+    """Keep one core busy indefinitely."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     while True:
@@ -43,7 +43,7 @@ def spin() -> None:
 
 
 class Disturbance:
-    """A process that spins while it is on."""
+    """A process that can keep one core busy."""
 
     def __init__(self) -> None:
         self.process = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
@@ -54,7 +54,7 @@ class Disturbance:
 
     @contextmanager
     def on(self, really: bool) -> Iterator[None]:
-        """Let it spin inside, or leave it asleep."""
+        """Keep a core busy inside the context, or leave the process asleep."""
         if really:
             os.kill(self.pid, signal.SIGCONT)
         try:
@@ -126,7 +126,7 @@ class Ingest:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
-    """Measure everything; returns the shares."""
+    """Measure everything and return the shares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)

@@ -1,10 +1,11 @@
-"""``verify --fast``: its arithmetic against the Gram product, the command against one reading pass over the store.
+"""Compare the arithmetic of ``verify --fast`` with the Gram product, and the command with one pass over the store.
 
     python recipes/benchmarks/verify_fast.py                    # 60,000 x 1280 features, about two minutes on two cores
     python recipes/benchmarks/verify_fast.py --samples 6000 --features 256
 
-Features are random, as a ReLU network gives them. The parts are measured in turns, each ratio is that of the shortest times.
-The reading pass is the store's own reader, which checks every row and brings it on the grid; SQLite alone is given too.
+The features are random numbers with the distribution of a ReLU network's output. The parts take turns, and each ratio is that
+of the shortest times. The pass over the store uses the store's own reader, which checks every row and rounds it to the grid.
+The time of SQLite alone is printed too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def select(file: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Measure and print; returns the two ratios."""
+    """Measure, print, and return the two ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=60_000)
     parser.add_argument("--features", type=int, default=1280)
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         packed = torch.zeros(gram.packed_size(J, 0, product=True), dtype=torch.float64)
 
         def read(work: Callable[[Any], Any] | None = None) -> float:
-            """Read all rows once; the seconds that were spent in the work on them."""
+            """Read all rows once, and return the seconds spent on processing them."""
             spent = 0.0
             with SampleStore(folder, readonly=True) as store, store.view():
                 for rows in store.batches():

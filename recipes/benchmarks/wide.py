@@ -1,13 +1,13 @@
-"""Few samples of many features: LSSVMClassifier beside RidgeClassifier and LinearSVC, in seconds and memory.
+"""Compare LSSVMClassifier with RidgeClassifier and LinearSVC on few samples of many features, in time and memory.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/wide.py            # n = 4,000 rows of J = 20,000, and tf-idf of SMS messages
     OMP_NUM_THREADS=1 python recipes/benchmarks/wide.py --quick    # a fifth of it in each direction
 
-Each fit runs in a process of its own, whose largest memory is reported; the data alone are in every figure. Seconds are of the
-clock and, behind them, of the processor, which tells more on a machine that others use. SMS messages come from the folder
-that TORCHLSSVM_DATA names, and are left out without it.
+Each fit runs in its own process and reports the peak memory of that process, which includes the data. The recipe prints
+wall-clock seconds and processor seconds. On a shared machine, processor seconds are the better measure. The SMS messages come
+from the folder that TORCHLSSVM_DATA names and are skipped without it.
 
-What to use when: docs/benchmarks/wide.md.
+docs/benchmarks/wide.md says which method to use when.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(name: str, data: str, size: tuple[int, int], pipe: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rows and columns")
+    parser.add_argument("--quick", action="store_true", help="use a fifth of the rows and columns")
     quick = parser.parse_args(arguments).quick
     size = (800, 4_000) if quick else (4_000, 20_000)
     names = ("RidgeClassifier(1)", "LSSVMClassifier(1)", "LSSVMClassifier()", "LSSVMClassifier(1, grid=None)")
