@@ -52,7 +52,7 @@ class Candidate:
 class Selection:
     """Result of :func:`select` and :func:`select_groups`: a choice made from the samples that ``source`` holds.
 
-    Once the samples of ``source`` have changed, the next read chooses again. A removed sample then affects neither the choice nor
+    Once the samples of ``source`` have changed, the next read chooses again. So a removed sample affects neither the choice nor
     the chosen head. Change samples in ``source``, not in ``head``.
 
     Attributes:
