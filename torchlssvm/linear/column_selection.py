@@ -49,6 +49,10 @@ class Candidate:
     path: RhoPath
 
 
+Chosen = tuple["LSSVMHead", Candidate, list[Candidate]]
+"""The chosen head, its candidate, and all candidates."""
+
+
 class Selection:
     """Result of :func:`select` and :func:`select_groups`: a choice made from the samples that ``source`` holds.
 
@@ -59,47 +63,45 @@ class Selection:
         source: the head whose statistics are judged.
     """
 
-    def __init__(self, source: LSSVMHead, choose: Callable[..., tuple[LSSVMHead, Candidate, list[Candidate]]]):
+    def __init__(self, source: LSSVMHead, choose: Callable[..., Chosen], samples: Mapping[str, Any]):
         self.source, self._choose = source, choose
-        self._made: tuple[LSSVMHead, Candidate, list[Candidate]] | None = None
+        self._made: Chosen | None = None
         self._version = -1
+        self.refresh(**samples)
 
     @property
     def head(self) -> LSSVMHead:
         """A new head with the columns, scale and rho chosen."""
-        return self._current()[0]
+        return self.refresh()._made[0]  # type: ignore[index]
 
     @property
     def best(self) -> Candidate:
         """The chosen candidate, which has the least error. Of candidates with equal errors it is the first."""
-        return self._current()[1]
+        return self.refresh()._made[1]  # type: ignore[index]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """All candidates in the order given, with the candidates of one set of columns together."""
-        return tuple(self._current()[2])
+        return tuple(self.refresh()._made[2])  # type: ignore[index]
 
     def refresh(self, **samples: Any) -> Self:
         """Choose again if ``source`` has changed since. Reading ``head`` does the same, unless the choice needs samples.
 
         ``samples``: x, y, weight and ids of the samples left, for ``method="loo"`` and for "kfold" by accuracy.
         """
-        self._current(**samples)
-        return self
-
-    def _current(self, **samples: Any) -> tuple[LSSVMHead, Candidate, list[Candidate]]:
         catch_up(self.source)
         with self.source._lock, torch.inference_mode(False), torch.no_grad():
-            if self._made is None or self._version != self.source._state_version:
-                chosen = self._made and self._made[0].choices.get("rho")
-                if chosen and chosen.state is ChoiceState.STALE:
+            if self._made is not None:
+                if self._version == self.source._state_version:
+                    return self
+                rho = self._made[0].choices.get("rho")
+                if rho is not None and rho.state is ChoiceState.STALE:
                     raise ValueError(
-                        "the samples of the chosen head were changed, and choosing again would lose the changes: change the "
-                        "samples of source instead"
+                        "the samples of the chosen head were changed: change those of source, which it follows"
                     )
-                self._made = self._choose(self.source, **samples)
-                self._version = self.source._state_version
-            return self._made
+            self._made = self._choose(self.source, **samples)
+            self._version = self.source._state_version
+        return self
 
     def __str__(self) -> str:
         lines = [f"{'columns':24} {'scale':6} {'rho':>10} {'error':>10} {'seconds':>8}"]
@@ -214,24 +216,19 @@ def select(
     for one in scales:
         checks.one_of(one, "scale", SCALES)
     choose = partial(best_of_all, parts=parts, scales=scales, rho=rho, method=method, score=score)
-    return Selection(head, choose).refresh(x=x, y=y, weight=weight, ids=ids)
+    return Selection(head, choose, {"x": x, "y": y, "weight": weight, "ids": ids})
 
 
 def best_of_all(
     head: LSSVMHead, parts: dict[str, Tensor], scales: list[str | None], rho: Any, method: str, score: str, **samples: Any
-) -> tuple[LSSVMHead, Candidate, list[Candidate]]:  # fmt: skip
-    """The choice of :func:`select`: the chosen head, its candidate, and all candidates."""
+) -> Chosen:  # fmt: skip
+    """The choice of :func:`select`."""
     judged = []
     for name, numbers in parts.items():
         for one in scales:
             judged.append(judge(head, name, numbers, one, rho, method, score, samples))
     best = min(judged, key=lambda c: c.error)
-    out = chosen_head(head, best)
-    if len(parts) > 1:
-        out._choices.record("columns", method, len(parts), best.name)
-    if len(scales) > 1:
-        out._choices.record("scale", method, len(scales), str(best.scale))
-    return out, best, judged
+    return chosen_head(head, best, method, len(parts), len(scales)), best, judged
 
 
 def judge(
@@ -247,10 +244,14 @@ def judge(
     return Candidate(name, columns, scale, path.rho, error, time.perf_counter() - start, path)
 
 
-def chosen_head(head: LSSVMHead, best: Candidate) -> LSSVMHead:
-    """A new head with the columns, scale and rho of a candidate."""
+def chosen_head(head: LSSVMHead, best: Candidate, method: str, sets: int, scales: int = 1) -> LSSVMHead:
+    """A new head with the columns, scale and rho of a candidate, chosen by this method among so many sets and scales."""
     out = with_columns(head, best.columns, best.scale, best.rho)
-    out._choices.record("rho", best.path.method, len(best.path.rhos))
+    choices = out._choices
+    choices.record("rho", best.path.method, len(best.path.rhos))
+    for name, count, value in (("columns", sets, best.name), ("scale", scales, str(best.scale))):
+        if count > 1:
+            choices.record(name, method, count, value)
     return out
 
 
@@ -287,7 +288,7 @@ def select_groups(
     >>> found.best.name, found.head.in_features
     ('right', 3)
     >>> _ = head.remove(x[:5], y[:5])
-    >>> found.refresh().head.n  # chosen again, without them
+    >>> found.head.n  # chosen again, without them
     55
     """
     if head.multiclass == "ovo":
@@ -298,13 +299,13 @@ def select_groups(
         raise ValueError("groups hold a column twice: each column may be in one group")
     value = None if rho is None else checks.positive(rho, "rho")
     choose = partial(best_by_elimination, parts=parts, rho=value, method=method, score=score)
-    return Selection(head, choose).refresh(**samples)
+    return Selection(head, choose, samples)
 
 
 def best_by_elimination(
     head: LSSVMHead, parts: dict[str, Tensor], rho: float | None, method: str, score: str, **samples: Any
-) -> tuple[LSSVMHead, Candidate, list[Candidate]]:  # fmt: skip
-    """The choice of :func:`select_groups`: the chosen head, its candidate, and the candidates of all steps."""
+) -> Chosen:  # fmt: skip
+    """The choice of :func:`select_groups`."""
     start, stats = time.perf_counter(), head.statistics
     if stats.empty:
         raise NotFittedError("the head holds no samples: call add(x, y) first")
@@ -325,17 +326,14 @@ def best_by_elimination(
     at = min(range(len(candidates)), key=lambda i: candidates[i].error)
     best = judge(head, candidates[at].name, candidates[at].columns, head.scale, None, method, score, samples)
     candidates[at] = best
-    out = chosen_head(head, best)
-    out._choices.record("columns", "gcv", len(candidates), best.name)
-    return out, best, candidates
+    return chosen_head(head, best, "gcv", len(candidates)), best, candidates
 
 
 def current_rho(head: LSSVMHead) -> float:
     """The rho of a head. If a rule chose it for other samples, the one that the rule finds for the samples held."""
     chosen = head.choices.get("rho")
-    if chosen is None or not chosen.rule or chosen.state is not ChoiceState.STALE:
-        return head.rho
-    return head._best_rho() or 1.0
+    stale = chosen is not None and chosen.rule and chosen.state is ChoiceState.STALE
+    return head._best_rho() or 1.0 if stale else head.rho
 
 
 def named_columns(columns: Any, J: int, device: torch.device) -> dict[str, Tensor]:
