@@ -64,25 +64,24 @@ class Selection:
     """
 
     def __init__(self, source: LSSVMHead, choose: Callable[..., Chosen], samples: Mapping[str, Any]):
-        self.source, self._choose = source, choose
-        self._made: Chosen | None = None
-        self._version = -1
+        self.source, self._choose, self._version = source, choose, -1
+        self._made: Chosen
         self.refresh(**samples)
 
     @property
     def head(self) -> LSSVMHead:
         """A new head with the columns, scale and rho chosen."""
-        return self.refresh()._made[0]  # type: ignore[index]
+        return self.refresh()._made[0]
 
     @property
     def best(self) -> Candidate:
         """The chosen candidate, which has the least error. Of candidates with equal errors it is the first."""
-        return self.refresh()._made[1]  # type: ignore[index]
+        return self.refresh()._made[1]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """All candidates in the order given, with the candidates of one set of columns together."""
-        return tuple(self.refresh()._made[2])  # type: ignore[index]
+        return tuple(self.refresh()._made[2])
 
     def refresh(self, **samples: Any) -> Self:
         """Choose again if ``source`` has changed since. Reading ``head`` does the same, unless the choice needs samples.
@@ -91,9 +90,9 @@ class Selection:
         """
         catch_up(self.source)
         with self.source._lock, torch.inference_mode(False), torch.no_grad():
-            if self._made is not None:
-                if self._version == self.source._state_version:
-                    return self
+            if self._version == self.source._state_version:
+                return self
+            if self._version >= 0:
                 rho = self._made[0].choices.get("rho")
                 if rho is not None and rho.state is ChoiceState.STALE:
                     raise ValueError(
