@@ -324,7 +324,7 @@ def pooled_photos(cache: Path) -> Pooled:
     return pooled("hymenoptera", cache, make)
 
 
-def hymenoptera(o: argparse.Namespace, splits: int = 5) -> None:
+def hymenoptera(o: argparse.Namespace, splits: int = 3) -> None:
     """244 photos: leave-one-out on them chooses layers, mirror images, roots and scale; the test photos are used once.
 
     153 test photos tell designs apart by 2 points at best. The same rule is therefore repeated on random splits of all photos.
