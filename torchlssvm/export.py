@@ -231,10 +231,9 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) ->
 
     The input is called ``x``; those of a dict of tokens have the names in the dict. example: as for :func:`export_program`.
     """
-    given, shapes = _example(example)
-    names = list(given) if isinstance(given, dict) else ["x"]
+    names = list(example) if isinstance(example, Mapping) else ["x"]
     torch.onnx.export(
-        model, (given,), os.fspath(path), input_names=names, output_names=["scores"], dynamo=True, dynamic_shapes=(shapes,),
+        export_program(model, example), (), os.fspath(path), input_names=names, output_names=["scores"], dynamo=True,
         external_data=False, verbose=False,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
     python recipes/benchmarks/linear_head.py                  # every table, about four minutes on two cores
     python recipes/benchmarks/linear_head.py --only bulk      # bulk | rows | single | block | solve | crossover
+    python recipes/benchmarks/linear_head.py --only groups    # 20 layers of 4,096 and 10,000 columns: minutes, so by name only
     python recipes/benchmarks/linear_head.py --threads 1
 
 The two sides of each line alternate, and the line gives the ratio of their medians.
@@ -18,6 +19,7 @@ import torch
 
 from torchlssvm import CompactLSSVMHead, LSSVMHead
 from torchlssvm.functional import cost
+from torchlssvm.functional.group_elimination import eliminate
 
 
 def seconds(job: Callable[[], object]) -> float:
@@ -189,11 +191,30 @@ def crossover(rounds: int) -> None:
         print(f"  J={J:5d}   " + "   ".join(cells))
 
 
+def groups() -> None:
+    """All sets that select_groups compares for 20 groups, against one factor and inverse, in processor time."""
+    print("\nComparing sets of 20 groups: processor time / that of one factor and inverse   (target: <= 3)")
+    for J in (4096, 10000):
+        generator = torch.Generator().manual_seed(0)
+        U = torch.randn(J, 100, dtype=torch.float64, generator=generator)
+        R = torch.randn(J, 10, dtype=torch.float64, generator=generator)
+        G = (U @ U.mT).add_(torch.diag(torch.rand(J, dtype=torch.float64, generator=generator)))
+        parts = list(torch.arange(J).tensor_split(20))
+        start = time.process_time()
+        eliminate(G.clone(), R, 1e6, parts, 1.0, 2.0 * J, True)
+        middle = time.process_time()
+        G.diagonal().add_(1.0)
+        torch.cholesky_inverse(torch.linalg.cholesky(G))
+        one = time.process_time() - middle
+        ours = middle - start
+        print(f"  J={J:5d}   factor and inverse {one:5.1f} s   sets {ours:5.1f} s   ratio {ours / one:.2f}", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = {"bulk": bulk, "rows": rows, "single": single, "block": block, "solve": solve, "crossover": crossover}
-    parser.add_argument("--only", choices=tables)
+    parser.add_argument("--only", choices=[*tables, "groups"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -202,6 +223,8 @@ def main() -> None:
     for name, table in tables.items():
         if options.only in (None, name):
             table(options.rounds)
+    if options.only == "groups":
+        groups()
 
 
 if __name__ == "__main__":

@@ -337,42 +337,66 @@ def test_timm(name):
 # --------------------------------------------------------------------------------------------------------------- export
 
 
+HEADS = {"least squares": {}, "discriminant": {"rule": "lda"}, "margins": {"head": "margin"}}
+IN_IMAGES = {"layers": "all", "pool": ("mean", "std"), "max_features": 24, "views": ("flip",), "rho": 1.0}
+IN_TEXTS = {"layers": "blocks", "pool": ("mean", "std"), "max_features": 9, "rho": 1.0}
+
+
+def of_images(head: str) -> tuple[AttachedClassifier, Tensor]:
+    """A classifier on projected layers and mirror images, and a batch of another size."""
+    return attach(network(), 3, **IN_IMAGES, **HEADS[head]).add(IMAGES, LABELS), IMAGES[:5]
+
+
+def of_texts(head: str) -> tuple[AttachedClassifier, dict[str, Tensor]]:
+    """A classifier on projected layers of an encoder, and a batch of another size and length."""
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), **IN_TEXTS, **HEADS[head])
+    return clf.add(TEXTS, torch.tensor([0, 1, 0, 1])), clf.preprocess(["one six", "one two three", "two"])
+
+
+def assert_same_scores(scores: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(scores.double(), expected, rtol=0.0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("make", [of_images, of_texts])
 @pytest.mark.parametrize("kind", ["program", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_network_taps_and_head_in_one_file(kind: str, tmp_path: Path):
+def test_network_taps_and_head_in_one_file(kind: str, make: Any, head: str, tmp_path: Path):
     """The file needs neither this library nor the network; it holds no training picture."""
-    clf = attach(network(), 3, layers="all", pool=("mean", "std"), max_features=24, views=("flip",)).add(IMAGES, LABELS)
-    path = tmp_path / "file"
+    clf, batch = make(head)
+    example = IMAGES[:2] if make is of_images else clf.preprocess(TEXTS)
+    path = tmp_path / "file.pt2"
     if kind == "program":
-        export_program(freeze(clf), IMAGES[:2], path.with_suffix(".pt2"))
-        path = path.with_suffix(".pt2")
-        scores = torch.export.load(path).module()(IMAGES[:5])
+        export_program(freeze(clf), example, path)
+        scores = torch.export.load(path).module()(batch)
     else:
         runtime = pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-        export_onnx(freeze(clf), IMAGES[:2], path)
+        export_onnx(freeze(clf), example, path)
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        scores = torch.from_numpy(session.run(["scores"], {"x": IMAGES[:5].numpy()})[0])
-    torch.testing.assert_close(scores.double(), clf(IMAGES[:5]), rtol=1e-3, atol=1e-3)
+        given = batch if isinstance(batch, dict) else {"x": batch}
+        scores = torch.from_numpy(session.run(["scores"], {name: value.numpy() for name, value in given.items()})[0])
+    assert_same_scores(scores, clf(batch))
     saved = path.read_bytes()
     assert not any(row.numpy().tobytes() in saved for row in IMAGES.flatten(1)[:, :16])
 
 
-def test_an_encoder_is_exported(tmp_path: Path):
-    clf = attach(encoder(), 2, layers="blocks", tokenizer=WordTokenizer()).add(TEXTS, torch.tensor([0, 1, 0, 1]))
-    tokens = clf.preprocess(TEXTS)
-    program = export_program(freeze(clf), tokens, tmp_path / "m.pt2").module()
-    short = {name: value[1:3, :2] for name, value in clf.preprocess(["one", "one two", "two two"]).items()}
-    for batch in (tokens, short):
-        torch.testing.assert_close(program(batch).double(), clf(batch), rtol=1e-3, atol=1e-3)
-
-
-def test_a_folder_of_the_hub(tmp_path: Path):
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("make", [of_images, of_texts])
+def test_a_folder_of_the_hub_and_a_saved_classifier(make: Any, head: str, tmp_path: Path):
     pytest.importorskip("safetensors")
-    clf = attach(network(), 3, layers="blocks", max_features=9).add(IMAGES, LABELS)
-    save_pretrained(clf, tmp_path)
-    for backbone in (network(), clf.backbone):
-        again = from_pretrained(tmp_path, backbone)
-        torch.testing.assert_close(again(IMAGES).double(), clf(IMAGES), rtol=1e-4, atol=1e-4)
-    assert "stage1.0" in (tmp_path / "README.md").read_text()
+    clf, batch = make(head)
+    model = network if make is of_images else encoder
+    save_pretrained(clf, tmp_path / "hub")
+    for backbone in (model(), clf.backbone):
+        served = from_pretrained(tmp_path / "hub", backbone)
+        assert_same_scores(served(batch), clf(batch))
+    assert next(iter(clf.backbone.groups)) in (tmp_path / "hub" / "README.md").read_text()
+    other = model()
+    next(other.parameters()).detach().add_(1.0)
     with pytest.raises(ValueError, match="hash"):
-        from_pretrained(tmp_path, Network())
+        from_pretrained(tmp_path / "hub", other)
+    clf.save(tmp_path / "clf.pt")
+    given = {} if make is of_images else {"tokenizer": WordTokenizer()}
+    again = AttachedClassifier.load(tmp_path / "clf.pt", model(), **given)
+    assert torch.equal(again(batch), clf(batch))
+    assert again.head.rule == clf.head.rule

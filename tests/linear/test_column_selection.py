@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tests.conftest import code, solve_dense
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm.audit.certificate import public_choices
 from torchlssvm.linear.column_selection import restrict, select, select_groups
 
 N, J, K = 80, 30, 3
@@ -151,17 +152,41 @@ def test_groups_are_dropped_as_brute_force_drops_them(options):
     assert set(found.head.choices) == {"rho", "columns"}
 
 
-def test_a_choice_of_groups_forgets_a_removed_sample():
-    groups = {"left": slice(0, 10), "right": slice(10, 20), "rest": slice(20, 30)}
+GROUPS = {"left": slice(0, 10), "right": slice(10, 20), "rest": slice(20, 30)}
+
+
+@pytest.mark.parametrize("rho", [1.0, "gcv"])
+@pytest.mark.parametrize("choose", [select, select_groups])
+def test_a_choice_forgets_a_removed_sample(choose, rho):
+    """The removed samples had shifted the choice of columns and that of rho."""
+    loud, labels = 12 * torch.randn(20, J, generator=torch.Generator().manual_seed(1)), torch.arange(20) % K
+    loud[:, :10] = 0.0
+    loud[:, :3] += 8 * torch.nn.functional.one_hot(labels, K)
+    head = LSSVMHead(J, K, grid=64.0, rho=rho).add(X, Y).add(loud, labels)
+    found = choose(head, GROUPS)
+    before, probe = found.best.name, found.head
+    assert found.head is probe
+    head.remove(loud, labels)
+    never = choose(LSSVMHead(J, K, grid=64.0, rho=rho).add(X, Y), GROUPS)
+    assert found.best.name == never.best.name != before
+    assert [(c.name, c.error) for c in found.candidates] == [(c.name, c.error) for c in never.candidates]
+    assert found.head.digest() == never.head.digest()
+    assert found.head.rho == never.head.rho
+    assert torch.equal(found.head.w, never.head.w)
+    assert torch.equal(found.refresh().head.refresh().w, never.head.w)
+
+
+def test_a_chosen_head_says_that_its_choice_is_older_than_its_samples():
     head = LSSVMHead(J, K, grid=GRID, rho=1.0).add(X, Y)
-    found = select_groups(head, groups)
-    assert found.refresh() is found
-    head.remove(X[:20], Y[:20])
-    never = select_groups(LSSVMHead(J, K, grid=GRID, rho=1.0).add(X[20:], Y[20:]), groups)
-    again = found.refresh()
-    assert [(c.name, c.error) for c in again.candidates] == [(c.name, c.error) for c in never.candidates]
-    assert again.head.digest() == never.head.digest()
-    assert again.head.rho == never.head.rho
+    found = select_groups(head, GROUPS)
+    columns = found.best.columns
+    found.head.remove(X[:5][:, columns], Y[:5])
+    assert public_choices(found.head, None)["columns"]["state"] == "kept"
+    with pytest.warns(UserWarning, match=r"found\.head"):
+        found.head.refresh()
+    head.remove(X[:5], Y[:5])
+    with pytest.raises(ValueError, match="source"):  # choosing again would undo the removal
+        found.refresh()
 
 
 def test_groups_that_cannot_be_judged_are_refused():

@@ -192,3 +192,19 @@ def test_a_rule_chosen_in_a_store_is_kept_and_forgets(tmp_path):
         assert (choice.state.value, choice.method, choice.rule) == ("current", "loo", True)
         assert store.stats()["rule"] == str(choice)
         torch.testing.assert_close(store.head.w, LSSVMHead(2, 4, rule="lda", **options).add(x[20:], y[20:]).w)
+        store.erase(subjects=["b"])
+    with SampleStore(tmp_path / "s") as store:
+        assert ("rule" in store.head.choices, store.head.config()["rule"]) == (False, "auto")
+
+
+@pytest.mark.parametrize("empty", [lambda head, x, y: head.remove(x, y), lambda head, x, y: head.clear()])
+def test_an_emptied_head_forgets_the_rule_that_it_chose(empty):
+    x, y = uneven()
+    head = LSSVMHead(4, 4, grid=64.0, rule="auto").add(x, y)
+    assert choose_rule(head, lambda: [(x, y, None)]) == "least_squares"
+    empty(head, x, y)
+    assert head.config() == LSSVMHead(4, 4, grid=64.0, rule="auto").config()
+    assert (head.rule, "rule" in head.choices) == ("lda", False)
+    head.rule = "least_squares"  # given, not chosen
+    empty(head.add(x, y), x, y)
+    assert head.rule == "least_squares"

@@ -329,13 +329,9 @@ def guess_input(model: nn.Module) -> Any:
     if hasattr(config, "vocab_size"):
         ids = torch.zeros(1, 4, dtype=torch.int64, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    size = (
-        getattr(model, "default_cfg", {}).get("input_size")
-        if isinstance(getattr(model, "default_cfg", {}), dict)
-        else None
-    )
-    if size is not None:  # timm
-        return torch.zeros(1, *size, device=device)
+    timm = getattr(model, "default_cfg", None)
+    if isinstance(timm, dict) and timm.get("input_size") is not None:
+        return torch.zeros(1, *timm["input_size"], device=device)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             side = getattr(model, "image_size", None) or getattr(config, "image_size", None) or 64

@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.group_elimination import eliminate
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
-from torchlssvm.linear.pending import Pending
-from torchlssvm.linear.solvers import make_solver
+from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.standardization import standardization
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
-
-UNKNOWN_ROWS = "its sums are those of some columns of another head, which keeps no fingerprints of parts of rows"
-"""Reason why removals from a restricted head are not checked against the rows held."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +48,58 @@ class Candidate:
     path: RhoPath
 
 
-@dataclass(frozen=True)
+Chosen = tuple["LSSVMHead", Candidate, list[Candidate]]
+"""The chosen head, its candidate, and all candidates."""
+
+
 class Selection:
-    """Result of :func:`select` and :func:`select_groups`.
+    """Result of :func:`select` and :func:`select_groups`: a choice made from the samples that ``source`` holds.
+
+    Once the samples of ``source`` have changed, the next read chooses again. So a removed sample affects neither the choice nor
+    the chosen head. Change samples in ``source``, not in ``head``.
 
     Attributes:
-        head: a new head with the columns, scale and rho chosen.
-        best: the chosen candidate, which has the least error. Of candidates with equal errors it is the first.
-        candidates: all candidates in the order given, with the candidates of one set of columns together.
-        source: the head whose statistics were judged.
+        source: the head whose statistics are judged.
     """
 
-    head: LSSVMHead
-    best: Candidate
-    candidates: tuple[Candidate, ...]
-    source: LSSVMHead
-    _again: Callable[..., Selection]
-    _version: int
+    def __init__(self, source: LSSVMHead, choose: Callable[..., Chosen], samples: Mapping[str, Any]):
+        self.source, self._choose, self._version = source, choose, -1
+        self._made: Chosen
+        self.refresh(**samples)
 
-    def refresh(self, **samples: Any) -> Selection:
-        """Choose again from the samples that ``source`` holds now, so that removed samples no longer affect the choice.
+    @property
+    def head(self) -> LSSVMHead:
+        """A new head with the columns, scale and rho chosen."""
+        return self.refresh()._made[0]
 
-        Returns itself if nothing has changed. ``samples``: x, y, weight and ids of the samples left, for ``method="loo"``.
+    @property
+    def best(self) -> Candidate:
+        """The chosen candidate, which has the least error. Of candidates with equal errors it is the first."""
+        return self.refresh()._made[1]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates in the order given, with the candidates of one set of columns together."""
+        return tuple(self.refresh()._made[2])
+
+    def refresh(self, **samples: Any) -> Self:
+        """Choose again if ``source`` has changed since. Reading ``head`` does the same, unless the choice needs samples.
+
+        ``samples``: x, y, weight and ids of the samples left, for ``method="loo"`` and for "kfold" by accuracy.
         """
-        return self if self.source._state_version == self._version else self._again(**samples)
+        catch_up(self.source)
+        with self.source._lock, torch.inference_mode(False), torch.no_grad():
+            if self._version == self.source._state_version:
+                return self
+            if self._version >= 0:
+                rho = self._made[0].choices.get("rho")
+                if rho is not None and rho.state is ChoiceState.STALE:
+                    raise ValueError(
+                        "the samples of the chosen head were changed: change those of source, which it follows"
+                    )
+            self._made = self._choose(self.source, **samples)
+            self._version = self.source._state_version
+        return self
 
     def __str__(self) -> str:
         lines = [f"{'columns':24} {'scale':6} {'rho':>10} {'error':>10} {'seconds':>8}"]
@@ -128,23 +154,21 @@ def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
     >>> part.digest() == LSSVMHead(2, 2, grid=head.grid).add(x[:, [4, 1]], y).digest()
     True
     """
-    with head._lock, torch.inference_mode(False), torch.no_grad():
-        return with_columns(head, check_columns(columns, head.in_features, head.device), head.scale)
+    out = with_columns(head, check_columns(columns, head.in_features, head.device), head.scale)
+    out._choices.made |= {name: choice for name, choice in head._choices.made.items() if name == "rho"}
+    return out
 
 
-def with_columns(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
-    """Return a new head on checked columns (k,), with a scale of its own."""
-    stats = head.statistics
+@exclusive
+def with_columns(head: LSSVMHead, /, columns: Tensor, scale: str | None, rho: float | None = None) -> LSSVMHead:
+    """Return a new head on checked columns (k,), with a scale and, if given, a rho of its own."""
     normalize = row_option(head, columns)
     config = head.config() | {"in_features": len(columns), "normalize": normalize, "scale": scale}
-    out = type(head).from_config(config, device=head.device)
-    sums = stats.restricted(columns, normalize, scale)
+    out = type(head).from_config(config if rho is None else config | {"rho": rho}, device=head.device)
+    sums = head.statistics.restricted(columns, normalize, scale)
     if not sums.empty:
-        out._rows.drop(UNKNOWN_ROWS)
-        solver = make_solver(sums, out._solver.options, out.multiclass)
-        out._replace_parts(sums, solver, Pending(sums, out._rows), head.uncertifiable)
-    if "rho" in head._choices.made:
-        out._choices.made["rho"] = head._choices.made["rho"]
+        out._hold(sums, None, None)
+        out._mark_uncertifiable(head.uncertifiable)
     return out
 
 
@@ -183,35 +207,26 @@ def select(
     >>> found.best.name, len(found.candidates), found.head.in_features
     ('right', 4, 3)
     """
-    again = partial(select, head, columns, rho, scale, method, score=score)
-    samples = {"x": x, "y": y, "weight": weight, "ids": ids}
-    with head._lock, torch.inference_mode(False), torch.no_grad():
-        return _select(head, columns, rho, scale, method, score, samples, again)
-
-
-def _select(
-    head: LSSVMHead, columns: Any, rho: Any, scale: Any, method: str, score: str, samples: dict[str, Any],
-    again: Callable[..., Selection],
-) -> Selection:  # fmt: skip
     parts = named_columns(columns, head.in_features, head.device)
-    scales = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
+    scales: list[str | None] = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
     if not scales:
         raise ValueError("scale is empty: give one or more of None and 'std', or None for the head's own")
     for one in scales:
         checks.one_of(one, "scale", (None, "std"))
-    if head.n == 0:
-        head._view()  # raises if there is nothing to choose by
+    choose = partial(best_of_all, parts=parts, scales=scales, rho=rho, method=method, score=score)
+    return Selection(head, choose, {"x": x, "y": y, "weight": weight, "ids": ids})
+
+
+def best_of_all(
+    head: LSSVMHead, parts: dict[str, Tensor], scales: list[str | None], rho: Any, method: str, score: str, **samples: Any
+) -> Chosen:  # fmt: skip
+    """The choice of :func:`select`."""
     judged = []
     for name, numbers in parts.items():
         for one in scales:
             judged.append(judge(head, name, numbers, one, rho, method, score, samples))
     best = min(judged, key=lambda c: c.error)
-    out = chosen_head(head, best)
-    if len(parts) > 1:
-        out._choices.record("columns", method, len(parts), best.name)
-    if len(scales) > 1:
-        out._choices.record("scale", method, len(scales), str(best.scale))
-    return Selection(out, best, tuple(judged), head, again, head._state_version)
+    return chosen_head(head, best, method, len(parts), len(scales)), best, judged
 
 
 def judge(
@@ -222,18 +237,19 @@ def judge(
     start = time.perf_counter()
     if samples.get("x") is not None:
         samples = samples | {"x": restricted_rows(head, columns, samples["x"])}
-    part = with_columns(head, columns, scale)
-    part._choices.made.pop("rho", None)  # otherwise an open rho would be chosen by another eigendecomposition
-    path = part.select_rho(rho, method, **samples, score=score, apply=False)
+    path = with_columns(head, columns, scale).select_rho(rho, method, **samples, score=score, apply=False)
     error = float(path.errors[path.rhos == path.rho].amin())
     return Candidate(name, columns, scale, path.rho, error, time.perf_counter() - start, path)
 
 
-def chosen_head(head: LSSVMHead, best: Candidate) -> LSSVMHead:
-    """A new head with the columns, scale and rho of a candidate."""
-    out = with_columns(head, best.columns, best.scale)
-    out.rho = best.rho
-    out._choices.record("rho", best.path.method, len(best.path.rhos))
+def chosen_head(head: LSSVMHead, best: Candidate, method: str, sets: int, scales: int = 1) -> LSSVMHead:
+    """A new head with the columns, scale and rho of a candidate, chosen by this method among so many sets and scales."""
+    out = with_columns(head, best.columns, best.scale, best.rho)
+    choices = out._choices
+    choices.record("rho", best.path.method, len(best.path.rhos))
+    for name, count, value in (("columns", sets, best.name), ("scale", scales, str(best.scale))):
+        if count > 1:
+            choices.record(name, method, count, value)
     return out
 
 
@@ -270,40 +286,51 @@ def select_groups(
     >>> found.best.name, found.head.in_features
     ('right', 3)
     >>> _ = head.remove(x[:5], y[:5])
-    >>> found.refresh().head.n  # chosen again, without them
+    >>> found.head.n  # chosen again, without them
     55
     """
-    again = partial(select_groups, head, groups, rho, method, score=score)
-    with head._lock, torch.inference_mode(False), torch.no_grad():
-        if head.multiclass == "ovo":
-            raise ValueError("select_groups works on one shared system: use multiclass='ovr'")
-        parts = named_columns(groups, head.in_features, head.device)
-        every = torch.cat(list(parts.values()))
-        if len(every.unique()) < len(every):
-            raise ValueError("groups hold a column twice: each column may be in one group")
-        start = time.perf_counter()
-        if head.n == 0:
-            head._view()  # raises if there is nothing to choose by
-        value, stats = head.rho if rho is None else checks.positive(rho, "rho"), head.statistics
-        weights = normal.class_weights(head.class_weight, stats.counts.to(torch.float64))
-        units = normal.Units.of(stats.choices, value)
-        m = normal.moments(stats, units, head.intercept, weights, standard=standardization(stats))
-        steps = eliminate(m.G, m.rhs, float(m.T.mean()), list(parts.values()), value, float(stats.n), bool(m.weight))
-        seconds, names, candidates = time.perf_counter() - start, list(parts), []
-        for kept, error in steps:
-            stays = torch.ones(head.in_features, dtype=torch.bool, device=head.device)
-            for name in names:
-                stays[parts[name]] = name in {names[i] for i in kept}
-            path = RhoPath(value, torch.tensor([value]), torch.tensor([error]), None, "gcv")
-            name = " ".join(names[i] for i in kept) if len(kept) < len(names) else "all"
-            columns = stays.nonzero()[:, 0]
-            candidates.append(Candidate(name, columns, head.scale, value, error, seconds / len(steps), path))
-        at = min(range(len(candidates)), key=lambda i: candidates[i].error)
-        best = judge(head, candidates[at].name, candidates[at].columns, head.scale, None, method, score, samples)
-        candidates[at] = best
-        out = chosen_head(head, best)
-        out._choices.record("columns", "gcv", len(candidates), best.name)
-        return Selection(out, best, tuple(candidates), head, again, head._state_version)
+    if head.multiclass == "ovo":
+        raise ValueError("select_groups works on one shared system: use multiclass='ovr'")
+    parts = named_columns(groups, head.in_features, head.device)
+    every = torch.cat(list(parts.values()))
+    if len(every.unique()) < len(every):
+        raise ValueError("groups hold a column twice: each column may be in one group")
+    value = None if rho is None else checks.positive(rho, "rho")
+    choose = partial(best_by_elimination, parts=parts, rho=value, method=method, score=score)
+    return Selection(head, choose, samples)
+
+
+def best_by_elimination(
+    head: LSSVMHead, parts: dict[str, Tensor], rho: float | None, method: str, score: str, **samples: Any
+) -> Chosen:  # fmt: skip
+    """The choice of :func:`select_groups`."""
+    start, stats = time.perf_counter(), head.statistics
+    if stats.empty:
+        raise NotFittedError("the head holds no samples: call add(x, y) first")
+    value = current_rho(head) if rho is None else rho
+    weights = normal.class_weights(head.class_weight, stats.counts.to(torch.float64))
+    units = normal.Units.of(stats.choices, value)
+    m = normal.moments(stats, units, head.intercept, weights, standard=standardization(stats))
+    steps = eliminate(m.G, m.rhs, float(m.T.mean()), list(parts.values()), value, float(stats.n), bool(m.weight))
+    seconds, names, candidates = (time.perf_counter() - start) / len(steps), list(parts), []
+    for kept, error in steps:
+        stays = torch.ones(head.in_features, dtype=torch.bool, device=head.device)
+        for i, name in enumerate(names):
+            stays[parts[name]] = i in kept
+        path = RhoPath(value, torch.tensor([value]), torch.tensor([error]), None, "gcv")
+        name = " ".join(names[i] for i in kept) if len(kept) < len(names) else "all"
+        candidates.append(Candidate(name, stays.nonzero()[:, 0], head.scale, value, error, seconds, path))
+    at = min(range(len(candidates)), key=lambda i: candidates[i].error)
+    best = judge(head, candidates[at].name, candidates[at].columns, head.scale, None, method, score, samples)
+    candidates[at] = best
+    return chosen_head(head, best, "gcv", len(candidates)), best, candidates
+
+
+def current_rho(head: LSSVMHead) -> float:
+    """The rho of a head. If a rule chose it for other samples, the one that the rule finds for the samples held."""
+    chosen = head.choices.get("rho")
+    stale = chosen is not None and chosen.rule and chosen.state is ChoiceState.STALE
+    return head._best_rho() or 1.0 if stale else head.rho
 
 
 def named_columns(columns: Any, J: int, device: torch.device) -> dict[str, Tensor]:

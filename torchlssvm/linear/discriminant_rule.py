@@ -119,7 +119,7 @@ def within_class(
 def has_open_rule(head: LinearHead) -> bool:
     """True if the rule is ``"auto"`` and not yet chosen for the samples held."""
     made = head._choices.made.get("rule")
-    return head._options.rule == "auto" if made is None else made.rule and made.state is not ChoiceState.CURRENT
+    return head.config().get("rule") == "auto" if made is None else made.rule and made.state is not ChoiceState.CURRENT
 
 
 def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any, Any]]]) -> str:
@@ -133,10 +133,10 @@ def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any,
         batches: function that yields all samples held: x (B, J), y (B,) and weight (B,) or None.
     """
     stats = head.statistics
-    judged = stats.n >= LEAST_ROWS and not head._options.follows_counts and resolve_rule("auto", stats) == "lda"
+    judged = stats.n >= LEAST_ROWS and not isinstance(head.class_weight, str) and resolve_rule("auto", stats) == "lda"
     if not judged or not has_open_rule(head):
         return head.rule
-    before, step, right = head._options.rule, max(1, int(stats.n) // JUDGED_ROWS), dict[str, float]()
+    before, step, right = head.config()["rule"], max(1, int(stats.n) // JUDGED_ROWS), dict[str, float]()
     try:
         for rule in ("lda", "least_squares"):
             head._set_rule(rule)

@@ -326,7 +326,7 @@ class LSSVMHead(LinearHead):
             stats.canonicalize()
             if stats.empty:
                 self._rows.clear()
-                self._forget_rho()
+                self._forget_choices()
             self._solver.reset()
         return self
 
@@ -497,7 +497,7 @@ class LSSVMHead(LinearHead):
             self.pending.forget()
             if state is None:
                 self._rows.clear()
-                self._forget_rho()
+                self._forget_choices()
             else:
                 self._rows.drop("its statistics were replaced by saved ones")
             self._uncertifiable = None
@@ -637,7 +637,7 @@ class LSSVMHead(LinearHead):
             stats.take_over(stats.zero())
         self._uncertifiable = None
         self._rows.clear()
-        self._forget_rho()
+        self._forget_choices()
         self._solver.reset()
 
     @exactly

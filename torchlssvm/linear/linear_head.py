@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
@@ -245,8 +246,15 @@ class LinearHead(nn.Module):
     def refresh(self) -> Self:
         """Solve from the samples now. The weights then equal, bit for bit, those of a fresh head with the same data.
 
-        If a rule chooses rho and samples have changed since the last choice, rho is chosen again first.
+        If a rule chooses rho and samples have changed since the last choice, rho is chosen again first. A head on columns that
+        were chosen warns instead, because it has no sums of the other columns to choose them again.
         """
+        if self._choices.state_of("columns") is ChoiceState.STALE:
+            warnings.warn(
+                "the columns of this head were chosen before its samples changed, and it cannot choose them again: change the "
+                "samples of the head on all columns and read the selection's head again (found.head)",
+                stacklevel=3,
+            )
         self._refresh_rho()
         with self._changing(same_samples=True):
             self._solve_afresh()
@@ -261,11 +269,14 @@ class LinearHead(nn.Module):
             self._choose_rho()
         return self
 
-    def _forget_rho(self) -> None:
-        """Reset a rho that was chosen for samples that have all been removed. It is chosen again for the next samples."""
+    def _forget_choices(self) -> None:
+        """Reset a rho and a rule that were chosen for samples that have all been removed. The next samples decide again."""
         if self._choices.rho_rule is not None:
             self._choices.reopen_rho()
             self._options.rho = 1.0
+        if "rule" in self._choices.made:
+            del self._choices.made["rule"]
+            self._options.rule = "auto"
 
     def _choose_rho(self) -> None:
         """Choose rho by its rule. With too few samples, rho is 1.0 and remains to be chosen. The caller must hold the lock."""

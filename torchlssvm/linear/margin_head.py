@@ -358,7 +358,7 @@ class MarginHead(LinearHead):
             self._solver.change(plan)
             if self.statistics.drained:
                 self.statistics.canonicalize()
-                self._forget_rho()
+                self._forget_choices()
                 self._solver.reset()
         return self
 
@@ -402,7 +402,7 @@ class MarginHead(LinearHead):
         if state is not None:
             fresh, rows = self._loaded_samples(state)
         if state is None:
-            self._forget_rho()
+            self._forget_choices()
         self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
         self._choices.outdate()
 
