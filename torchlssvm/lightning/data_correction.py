@@ -312,7 +312,7 @@ class DataCorrection(Callback):
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
         """Note repeated removals for a certificate unless they have one, because the first run may have had no folder."""
-        again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
+        again = [store.recorded_id(o.event_id) for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
         if self.certificates is None or not again:
             return
         done = {e for path in self.certificates.glob("*.json") for e in certified_events(path)}
