@@ -17,13 +17,10 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.store.database import Database
 from torchlssvm.store.head_adapter import HeadAdapter, LinearAdapter
 from torchlssvm.store.journal import Journal
-from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable
 from torchlssvm.store.snapshots import Snapshots
 
 log = logging.getLogger("torchlssvm.store")
-
-QUICKLY_SUMMED_ROWS = 1024
-"""Below this number of rows it takes less time to sum them than to write and read their sums, whatever their width."""
 
 PUBLISHING_SECONDS = 1.0
 """Least time between two publications. Each takes about as long as an erasure, so it would slow down a burst of erasures."""
@@ -222,14 +219,15 @@ class LiveHead:
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
 
-        Sums from before an erasure are removed at once. A store with few rows publishes nothing, because summing them is
-        faster. In a burst of erasures only some states are published, and other processes sum the rows.
+        Sums from before an erasure are removed at once. A store with less than one batch of rows publishes nothing, because
+        summing them is faster, whatever their width. In a burst of erasures only some states are published, and other processes
+        sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows
         if erased or due:
             with self.db.transaction():
-                many = self.db.get("state")["samples"] >= QUICKLY_SUMMED_ROWS
+                many = self.db.get("state")["samples"] >= ROWS_PER_BATCH
                 if due or (many and time.monotonic() > self._published_at + PUBLISHING_SECONDS):
                     self.write_snapshot()
                     self._published_at = time.monotonic()
