@@ -505,15 +505,3 @@ def test_stores_at_random(place: Path, count: int) -> None:
         assert code == 0 or refused(code, said)
         codes.append(code)
     assert codes.count(3) > count / 3
-
-
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
-def test_certificates_at_random(place: Path, count: int) -> None:
-    dice, good = random.Random(count), json.loads((place / "c.json").read_text())
-    codes = []
-    for _ in range(count):
-        (place / "c.json").write_text(json.dumps(mutated(good, dice)))
-        code, said = run("verify", "c.json", "--allow-unsigned")
-        assert code == 0 or refused(code, said)
-        codes.append(code)
-    assert codes.count(3) > count / 3

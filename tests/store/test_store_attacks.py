@@ -196,14 +196,6 @@ def test_invisible_characters_do_not_hide_a_name(store: SampleStore) -> None:
         store.apply(Remove(ids=[IDS[3]], event_id=f"erase-{IDS[3][:4]}\u200b{IDS[3][4:]}"))
 
 
-@pytest.mark.parametrize("event_id", ["erase-u42", "U42", "erase.u42.now", "\uff3542"])
-def test_an_event_id_names_nobody_however_short(store: SampleStore, event_id: str) -> None:
-    with pytest.raises(ValueError, match="event_id"):
-        Remove(subject="u42", event_id=event_id)
-    with pytest.raises(ValueError, match="event_id"):
-        store.apply(Remove(ids=IDS[:1], event_id=event_id))
-
-
 # -- names in texts that are kept ----------------------------------------------------------------------------------------
 
 NAME = "Zo\u00eb-Kr\u00fcger"

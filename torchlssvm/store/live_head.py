@@ -123,12 +123,12 @@ class LiveHead:
         exception: if the head has a rule for rho and has not applied it yet, the store's rho is used once the store holds
         samples.
         """
-        if not (self.own_options and adapter.rho_is_open and self.position == 0):
+        if isinstance(adapter, LinearAdapter) and not (self.own_options and adapter.rho_is_open and self.position == 0):
             config = self.db.get("head")
             if not self.own_options or adapter.rho_is_open:
                 adapter.set_options(config)
             adapter.restore_chosen(self.db.get("chosen", None))
-            if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
+            if adapter.config()["rho"] != config["rho"]:
                 adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
         self.own_options = False
 
@@ -136,7 +136,8 @@ class LiveHead:
         """Set these options of the head, and its choices from data, to the values in the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
-            if adapter.set_options({name: config[name] for name in names if name in config}):
+            given = {name: config[name] for name in names if name in config}
+            if isinstance(adapter, LinearAdapter) and adapter.set_options(given):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
@@ -208,6 +209,8 @@ class LiveHead:
     def changed_options(self) -> dict[str, Any]:
         """Records of the head's options and of the choices made from data that differ from those in the store."""
         adapter = self.required()
+        if not isinstance(adapter, LinearAdapter):
+            return {}
         now = {"head": adapter.config(), "chosen": adapter.chosen()}
         return {name: value for name, value in now.items() if value != self.db.get(name, None)}
 

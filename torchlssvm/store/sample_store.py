@@ -214,7 +214,7 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
-            self._db.put("chosen", adapter.chosen())
+            self._db.put("chosen", adapter.chosen() if isinstance(adapter, LinearAdapter) else None)
             self._db.put("fingerprint", self._source or "")  # never absent: damage must not unbind the store
             self._db.put("created", now())
             self._db.put("compacted", 0)
