@@ -303,10 +303,9 @@ class Corrector:
             elif pending.event.event_id in self.pending and not pending.on_watch:
                 notes[pending.note] = None
         if self.store is not None and self.certified:
-            new = [e.event_id for e in events if isinstance(e, Remove) and not self.store.has_applied(e.event_id)]
-            if new:
-                recorded = [self.store.recorded_id(event_id) for event_id in new]
-                notes[UNCERTIFIED_NOTE] = [*(self.store.note(UNCERTIFIED_NOTE) or []), *recorded]
+            given = [e.event_id for e in events if isinstance(e, Remove) and not self.store.has_applied(e.event_id)]
+            if given:
+                notes[UNCERTIFIED_NOTE] = [*(self.store.note(UNCERTIFIED_NOTE) or []), *given]
         return self.samples.apply(events, notes=notes, keep_receipt=self.certified) if events or notes else []
 
     def _acceptable(self, base: Sequence[Event], ready: ReadyEvents, final: bool) -> ReadyEvents:
