@@ -10,7 +10,9 @@ can convert it to primitives (for JSON, a queue, a checkpoint) and back:
 True
 
 An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
-digits). Event ids stay in the journal permanently, so an event id must not contain the names of samples or subjects.
+digits). A store does not keep an event id that you give: its journal, certificates and receipts contain a keyed hash of it
+(:meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`). Still, an event id must not contain the names of
+its own samples and subjects, because whoever has the store can test whether an event id was used.
 
 Instead of a list you can always pass a tensor, a NumPy array, or a pandas Series or DataFrame.
 
@@ -59,6 +61,9 @@ PARTS_OF_WORDS = re.compile(r"[^\W_]+")
 RANDOM_ID = re.compile("[0-9a-f]{32}")
 """An event id of 128 random bits, as :func:`new_event_id` makes it."""
 
+NAMELESS_ID = re.compile(rf"(?:(?:rollback|readmission)-)?{RANDOM_ID.pattern}|R-\d{{4}}-\d\d-\d\d-[0-9a-f]{{4,8}}")
+"""Ids that the library makes for entries of a journal. They name nobody and are recorded as they are."""
+
 
 def new_event_id() -> str:
     """A random event id: 128 bits as hex."""
@@ -96,16 +101,18 @@ def holds_name(text: str, names: Iterable[str | None]) -> bool:
     return False
 
 
-def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
-    """Check a text that is kept after an erasure. ValueError unless it is printable and contains none of the names.
+def tells_of(text: str, names: Iterable[str | None]) -> bool:
+    """:func:`holds_name` for a free text. Numbers of a few digits are allowed: dates and legal references contain them."""
+    return holds_name(text, (n for n in names if n and not (n.isdecimal() and len(n) < TELLING_CHARACTERS)))
 
-    Numbers of a few digits are allowed, because legal references contain dates and article numbers.
-    """
+
+def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
+    """Check a text that is kept after an erasure. ValueError unless it is printable and contains none of the names."""
     if not isinstance(text, str) or len(text) > LONGEST_TEXT or not text.isprintable():
         raise ValueError(
             f"{what} must be one line of at most {LONGEST_TEXT} printable characters; got {str(text)[:80]!r}"
         )
-    if holds_name(text, (n for n in names if n and not (n.isdecimal() and len(n) < TELLING_CHARACTERS))):
+    if tells_of(text, names):
         raise ValueError(
             f"{what} holds an id or a subject of those concerned: it is kept after the erasure. Write it without their names. "
             "Nothing was changed."
@@ -114,11 +121,11 @@ def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
 
 
 def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
-    """Raise ValueError if an event id contains a sample id or a subject, because it stays in the journal after an erasure."""
+    """Raise ValueError if an event id contains a sample id or a subject: its hash stays in the journal after an erasure."""
     if holds_name(event_id, names):
         raise ValueError(
-            "event_id holds an id or the subject of its samples: it stays in the journal after an erasure. Choose another, or "
-            "none for a random one. Nothing was changed."
+            "event_id holds an id or the subject of its samples: it stays in the journal after an erasure, as a hash for "
+            "which whoever has the store can test. Choose another, or none for a random one. Nothing was changed."
         )
 
 

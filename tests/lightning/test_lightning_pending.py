@@ -275,7 +275,8 @@ def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
         assert len(store) == 1437
         assert "train/300" not in store
         assert int(store.get(["train/5"]).y[0]) == 1
-        assert [e.event_id for e in store.history() if e.kind != "add"] == ["behind", "later"]
+        expected = [store.recorded_id("behind"), store.recorded_id("later")]
+        assert [e.event_id for e in store.history() if e.kind != "add"] == expected
     assert main(["pending", "store"]) == 0
     assert "no pending events" in capsys.readouterr().out
 
@@ -351,7 +352,7 @@ def check_certified(folder: Path, expected: dict[str, int], subject: str) -> Non
             certificate = Certificate.load(path)
             assert verify(certificate, store=store, allow_unsigned=True)
             for e in certificate.events:  # a random id: the event for a subject, applied to samples that came later
-                name = e["event_id"] if e["event_id"] in expected else subject
+                name = next((name for name in expected if store.recorded_id(name) == e["event_id"]), subject)
                 found[name] = found.get(name, 0) + e["samples"]
         assert len({e.event_id for e in store.history()}) == len(store.history())
     assert found == expected

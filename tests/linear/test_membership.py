@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.functional.gram import exact_products
-from torchlssvm.functional.sample_identity import key_factors, row_words, secret_vectors
+from torchlssvm.functional.sample_identity import fold_of, key_factors, row_words, secret_vectors
 from torchlssvm.linear.membership import RowList
 
 J, K, N = 40, 3, 120
@@ -93,6 +93,13 @@ def test_rows_added_in_bulk_are_known_whatever_they_are_summed_by(options: dict[
     h.remove(x[pick[:2000]], y[pick[:2000]], weight=weight[pick[:2000]], **some)
     rest = {"ids": pick[2000:].tolist()} if ids else {}
     assert h.digest() == head(**options).add(x[pick[2000:]], y[pick[2000:]], weight[pick[2000:]], **rest).digest()
+
+
+def test_a_removal_in_another_fold_names_the_id() -> None:
+    h = head(folds=3).add(X[:1], Y[:1], ids=["a"])
+    other = next(str(i) for i in range(99) if fold_of([str(i)], 3) != fold_of(["a"], 3))
+    with pytest.raises(RemovalError, match=f"id '{other}'"):
+        h.remove(X[:1], Y[:1], ids=[other])
 
 
 class Rounded(TorchDispatchMode):

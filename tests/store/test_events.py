@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Add(ids=["a", np.bool_(True)], x=X, y=[0, 1]), "text"),
     (lambda: Remove(subject="alice", event_id="erase-alice"), "stays in the journal"),
     (lambda: Remove(subject="Alice", event_id="erase-aLICE-now"), "stays in the journal"),
+    *((partial(Remove, subject="u42", event_id=e), "stays in the journal") for e in ("erase-u42", "a.u42.b", "\uff3542")),
     (lambda: Remove(subject="Straße 5", event_id="STRASSE 5"), "stays in the journal"),
     (lambda: Remove(ids=["b", "IMG_0001"], event_id="img_0001.jpg"), "stays in the journal"),
     (lambda: Add(ids=["a", "b"], x=X, y=[0, 1], subject=[None, "u4711"], event_id="U4711"), "stays in the journal"),

@@ -6,7 +6,6 @@ Success means that everything which can be read is what was written. ``pytest -m
 from __future__ import annotations
 
 import base64
-import copy
 import json
 import random
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.crafted import mutate
 from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, VerificationError, verify
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace, from_primitives, to_primitives
@@ -135,29 +135,6 @@ def test_a_key_that_is_gone_is_not_made_anew(folder: Path, tmp_path: Path) -> No
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------
-
-
-def mutate(value: Any, rng: random.Random) -> Any:
-    """Change one thing somewhere in a structure of JSON."""
-    value = copy.deepcopy(value)
-    junk = [None, True, 0, -1, 1.5, "", "0" * 64, "\ud800", [], {}, [None], {"a": 1}, 10**30, "é", "x" * 5000]
-    at = value
-    while isinstance(at, dict | list) and at:
-        key = rng.choice(sorted(at)) if isinstance(at, dict) else rng.randrange(len(at))
-        if rng.random() < 0.5 or not isinstance(at[key], dict | list) or not at[key]:
-            choice = rng.random()
-            if choice < 0.15:
-                del at[key]
-            elif choice < 0.5 and isinstance(at[key], str) and at[key]:
-                place = rng.randrange(len(at[key]))
-                at[key] = at[key][:place] + rng.choice('0123456789abcdef"\\') + at[key][place + 1 :]
-            elif choice < 0.6 and isinstance(at[key], int) and not isinstance(at[key], bool):
-                at[key] += rng.choice([-1, 1])
-            else:
-                at[key] = rng.choice(junk)
-            break
-        at = at[key]
-    return value
 
 
 @pytest.fixture

@@ -148,12 +148,12 @@ def test_a_crash_before_the_receipt_is_written_loses_no_nonce(store: SampleStore
     process.join()
     assert process.exitcode == 9
     with SampleStore(tmp_path / "store") as again:
-        assert again.receipts.unwritten() == ["erasure"]
+        assert again.receipts.unwritten() == [again.recorded_id("erasure")]
         with pytest.raises(StoreError, match="not compacted"):
             again.compact()
         with pytest.raises(ValueError, match="inside the store"):
             again.write_receipt(["erasure"], again.path / "receipt.json")
-        assert again.receipts.unwritten() == ["erasure"]
+        assert again.receipts.unwritten() == [again.recorded_id("erasure")]
         receipt = again.write_receipt(["erasure"], tmp_path / "receipt.json")
         with pytest.raises(FileExistsError):
             again.write_receipt(["erasure"], tmp_path / "receipt.json")

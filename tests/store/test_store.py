@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.support.faults import Failing, replaced
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
-from torchlssvm.store.database import Database
 
 J, K, N = 7, 3, 40
 
@@ -714,22 +712,3 @@ def test_two_writers_take_turns(store: SampleStore, tmp_path: Path) -> None:
     assert store.head.digest() == other.head.digest()  # the head follows when it is looked at
     assert store.position == other.position == 4
     other.close()
-
-
-def test_a_failing_disk_takes_the_head_back(store: SampleStore) -> None:
-    """Whatever fails between the first statement and the commit, rows and head stay together."""
-    x, y = data(seed=8)
-    events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
-    before = (store.head.digest(), len(store), store.position)
-    for fail_at in range(1, 60):
-        try:
-            with replaced(Database, "errors", Failing(StoreError("disk I/O error"), fail_at)):
-                store.apply(events)
-        except StoreError:
-            assert (store.head.digest(), len(store), store.position) == before
-            assert agree(store)
-            continue
-        assert store.position == before[2] + 3
-        assert agree(store)
-        return
-    pytest.fail("the events never went through")

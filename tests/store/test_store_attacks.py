@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
 import shutil
 import stat
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +17,11 @@ import torch
 
 from tests.support import store_file
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, verify
+from torchlssvm.audit import ErasureReceipt
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
+from torchlssvm.store.erasure.erasure import check_absence
 
 J, N = 4, 12
 X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(3)), torch.arange(N) % 2
@@ -190,9 +196,83 @@ def test_invisible_characters_do_not_hide_a_name(store: SampleStore) -> None:
         store.apply(Remove(ids=[IDS[3]], event_id=f"erase-{IDS[3][:4]}\u200b{IDS[3][4:]}"))
 
 
-@pytest.mark.parametrize("event_id", ["erase-u42", "U42", "erase.u42.now", "\uff3542"])
-def test_an_event_id_names_nobody_however_short(store: SampleStore, event_id: str) -> None:
-    with pytest.raises(ValueError, match="event_id"):
-        Remove(subject="u42", event_id=event_id)
-    with pytest.raises(ValueError, match="event_id"):
-        store.apply(Remove(ids=IDS[:1], event_id=event_id))
+# -- names in texts that are kept ----------------------------------------------------------------------------------------
+
+NAME = "Zo\u00eb-Kr\u00fcger"
+
+
+def spellings(name: str) -> set[str]:
+    forms = {unicodedata.normalize(form, text) for form in ("NFC", "NFD") for text in (name, name.casefold())}
+    return forms | {json.dumps(form)[1:-1] for form in forms}
+
+
+def assert_nowhere(name: str, *places: Path) -> None:
+    files = [f for place in places for f in (place.rglob("*") if place.is_dir() else [place]) if f.is_file()]
+    assert len(files) >= len(places)
+    for file in files:
+        held = file.read_bytes()
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            held += base64.b64decode(json.loads(held)["payload"])
+        for spelling in spellings(name):
+            assert spelling.encode() not in held, (file.name, spelling)
+
+
+def test_events_of_one_call_may_name_samples_of_each_other(store: SampleStore, tmp_path: Path) -> None:
+    store.apply(Add(["alice-1", f"{NAME}-1"], X[:2], Y[:2], ["alice-k", NAME]))
+    events = [Remove(subject="alice-k", event_id=f"before {NAME}"), Remove(subject=NAME, event_id="after alice-k")]
+    done = store.apply(events, keep_receipt=True)
+    for removal, other in zip(done, (NAME, "alice-k"), strict=True):
+        store.write_receipt([removal.event_id], tmp_path / f"{other}.json")
+        assert_nowhere(other, tmp_path / f"{other}.json")
+    store.compact()
+    certificate = store.certificate([e.event_id for e in events])
+    certificate.save(tmp_path / "certificate.json")
+    verify(certificate, store=store, allow_unsigned=True)
+    assert certificate.covers(f"{NAME}-1", done[1].nonces[f"{NAME}-1"])
+    store.close()
+    for name in (NAME, "alice-k"):
+        assert_nowhere(name, store.path, tmp_path / "certificate.json")
+
+
+def test_ids_and_reasons_from_before_a_person_came_name_nobody_after_the_erasure(
+    store: SampleStore, tmp_path: Path
+) -> None:
+    first = Remove(ids=IDS[4:5], event_id=f"room for {NAME}")
+    request = store.requests.open(ids=IDS[5:6], request_id=f"case {NAME}", reason=f"as {NAME} wrote", operator=NAME)
+    store.apply(first)
+    store.apply(Remove(ids=IDS[5:6]), request=request.id)
+    store.write_receipt(store.receipts.unwritten(), tmp_path / "before.json")
+    before = store.certificate([request.id, first.event_id, *store.requests.get(request.id).events])
+    assert ErasureReceipt.load(tmp_path / "before.json").check(before).facts["request"] == request.id
+    assert before.requests[0]["reason"] == f"as {NAME} wrote"
+
+    store.apply(Add(["new"], X[:1], Y[:1], NAME))
+    store.erase(NAME, receipt=tmp_path / "receipt.json", compact=True, certificate=tmp_path / "certificate.json")
+    assert store.apply(first).applied is False  # the store still knows the event
+    assert store.requests.get(f"case {NAME}").events
+    after = store.certificate([f"case {NAME}", first.event_id, *store.requests.get(request.id).events])
+    after.save(tmp_path / "after.json")
+    for certificate in (before, after):
+        verify(certificate, store=store, allow_unsigned=True)
+        certified = check_absence(store, certificate, ErasureReceipt.load(tmp_path / "before.json"))["receipt"]
+        assert certified.facts["unnamed_request"] is False
+    store.close()
+    assert_nowhere(NAME, store.path, *(tmp_path / f"{name}.json" for name in ("certificate", "after", "receipt")))
+
+
+def test_a_request_can_be_answered_although_its_reason_names_a_sample_added_later(store: SampleStore) -> None:
+    request = store.requests.open("u42", reason="see scan-7 and Art. 17")
+    store.apply(Add(["scan-7"], X[:1], Y[:1], "u42"))
+    assert store.erase(request=request.id).samples == 3
+    assert "scan-7" not in store.requests.get(request.id).reason
+
+
+def test_a_store_of_version_0_2_still_records_ids_as_given(store: SampleStore) -> None:
+    with store._db.transaction():
+        store._db.put("state", {name: value for name, value in store._db.get("state").items() if name != "id_key"})
+    store.close()
+    with SampleStore(store.path) as opened:
+        events = [Remove(ids=IDS[:1], event_id="a"), Remove(ids=IDS[1:2], event_id="b")]
+        assert [result.applied for result in opened.apply([*events, *events])] == [True, True, False, False]
+        assert [entry.event_id for entry in opened.history()[1:]] == ["a", "b"]
+        verify(opened.certificate(["a", "b"]), store=opened, allow_unsigned=True)

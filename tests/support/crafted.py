@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import hashlib
 import json
 import os
+import random
 import socket
 import sqlite3
 import struct
@@ -327,3 +329,26 @@ def raw(key: str, text: str) -> Callable[[dict[str, Any]], bytes]:
         return data.replace('"\\u0000here"', text).encode("utf-8", "surrogatepass")
 
     return craft
+
+
+def mutate(value: Any, rng: random.Random) -> Any:
+    """Change one thing somewhere in a structure of JSON."""
+    value = copy.deepcopy(value)
+    junk = [None, True, 0, -1, 1.5, "", "0" * 64, "\ud800", [], {}, [None], {"a": 1}, 10**30, "é", "x" * 5000]
+    at = value
+    while isinstance(at, dict | list) and at:
+        key = rng.choice(sorted(at)) if isinstance(at, dict) else rng.randrange(len(at))
+        if rng.random() < 0.5 or not isinstance(at[key], dict | list) or not at[key]:
+            choice = rng.random()
+            if choice < 0.15:
+                del at[key]
+            elif choice < 0.5 and isinstance(at[key], str) and at[key]:
+                place = rng.randrange(len(at[key]))
+                at[key] = at[key][:place] + rng.choice('0123456789abcdef"\\') + at[key][place + 1 :]
+            elif choice < 0.6 and isinstance(at[key], int) and not isinstance(at[key], bool):
+                at[key] += rng.choice([-1, 1])
+            else:
+                at[key] = rng.choice(junk)
+            break
+        at = at[key]
+    return value

@@ -57,12 +57,12 @@ def main(folder: Path, rank: int, world: int) -> None:
         if stored and rank == 0:
             with SampleStore(place / "store") as store:
                 found[name]["ids"] = sorted(store.find())
+                named = {store.recorded_id(event.event_id): event.event_id for event in corrections(stored)}
             files = (p for p in (place / "certificates").iterdir() if ".receipt." not in p.name)
             events = [e for path in files for e in Certificate.load(path).events]
             certified: dict[str, int] = {}
-            named = {event.event_id for event in corrections(stored)}
             for e in events:  # a random id: the event for a subject, applied to samples that came later
-                first = e["event_id"] if e["event_id"] in named else "whose"
+                first = named.get(e["event_id"], "whose")
                 certified[first] = certified.get(first, 0) + e["samples"]
             found[name]["certified"] = certified
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -45,9 +45,6 @@ SUBJECT_NAME = "journal"
 NONCE_BYTES = 32
 """Random bytes before the id in a commitment SHA-256(nonce || id). They make it impossible to test a guess."""
 
-SIGNATURE_BYTES = 64
-"""Bytes of an Ed25519 signature."""
-
 OPENING_FORMAT = "torchlssvm-opening-1"
 OPENING_WARNING = (
     "anyone who has this file and the remaining samples can test guesses about samples that are erased later. Give it only to "
@@ -201,8 +198,8 @@ class Certificate:
 
     def _contradiction(self) -> str | None:
         """Return a contradiction that the schema cannot express, or None."""
-        if any(len(signature.sig) != SIGNATURE_BYTES for signature in self.signatures):
-            return f"a signature does not have {SIGNATURE_BYTES} bytes"
+        if any(len(signature.sig) != 64 for signature in self.signatures):
+            return "a signature does not have the 64 bytes of Ed25519"
         if len({event["position"] for event in self.events}) < len(self.events):
             return "two events have the same position"
         for event in self.events:

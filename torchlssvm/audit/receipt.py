@@ -28,8 +28,9 @@ class ErasureReceipt:
 
     Attributes:
         events: the erasures, each with its event id, position in the journal, the ids of its samples and their nonces (hex).
-        request: the request that they answer: ``id``, ``received``, ``due``, and ``names``, each with ``kind`` ("subject" or
-            "id"), ``name`` and the ``nonce`` of its commitment; None without a request.
+        request: the request that they answer: ``id``, ``event_id`` (its id in the journal), ``received``, ``due``, and
+            ``names``, each with ``kind`` ("subject" or "id"), ``name`` and the ``nonce`` of its commitment; None without a
+            request.
         time: when the receipt was written.
     """
 
@@ -88,9 +89,10 @@ class ErasureReceipt:
 
     def is_request_of(self, certificate: Certificate) -> bool:
         """Return True if the certificate contains the request; VerificationError if it does so with other names."""
-        if self.request is None:
+        if self.request is None or self.request["id"] not in {request["id"] for request in certificate.requests}:
             return False
-        opened = [e for e in certificate.events if e["kind"] == "request" and e["event_id"] == self.request["id"]]
+        event_id = self.request.get("event_id", self.request["id"])
+        opened = [e for e in certificate.events if e["kind"] == "request" and e["event_id"] == event_id]
         for name in self.request["names"] if opened else []:
             if sample_commitment(name["name"], bytes.fromhex(name["nonce"])) not in opened[0]["commitments"]:
                 raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")

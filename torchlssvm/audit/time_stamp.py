@@ -26,7 +26,6 @@ MAX_STAMP_BYTES = 2**20
 """Largest size of a response; a usual one has 5,000 bytes, with the certificates of the authority."""
 
 SHA256_OID = "2.16.840.1.101.3.4.2.1"
-GRANTED = 0
 MESSAGE_DIGEST = bytes.fromhex("2a864886f70d010904")
 SIGNING_CERTIFICATES = {
     bytes.fromhex("2a864886f70d010910020c"): "sha1",  # ESSCertID
@@ -84,7 +83,7 @@ class TimeStamp:
         library = _library()
         try:
             response = library.decode_timestamp_response(normalized(data))
-            if response.status != GRANTED:
+            if response.status != 0:  # 0: granted
                 raise VerificationError(f"the authority did not grant the time stamp (status {response.status})")
             info = response.tst_info
             imprint = info.message_imprint

@@ -237,9 +237,10 @@ def check_requests(given: Examined) -> Check | None:
     """Check the certificate's statements about requests."""
     if not given.cert.requests:
         return None
-    known = {request.id: request.for_certificate() for request in given.store.requests.all()}
+    known = {r.id: r for r in given.store.requests.all()}
     for request in given.cert.requests:
-        if known.get(request["id"]) != request:
+        found = known.get(request["id"]) or known.get(given.store.recorded_id(request["id"]))
+        if found is None or not found.matches(request):
             raise VerificationError(f"the store has no request {request['id'][:80]!r} with the same dates and reasons")
     return Check("requests", Outcome.HOLDS, {"requests": len(given.cert.requests)})
 
@@ -418,10 +419,6 @@ def check_without_digest(head: Any, store: SampleStore | None) -> Check:
     return Check("head", Outcome.HOLDS, {"digest": False, "holds": holds, "error": largest})
 
 
-SAVED_SAMPLES = (("rows", "targets"), ("x", "y"))
-"""Names under which kernel machines save the features and targets that they hold."""
-
-
 def check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     """Compare the samples in a machine with the remaining rows, and with a machine that learned these rows.
 
@@ -447,9 +444,9 @@ def check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
 
 
 def samples_held(machine: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the features (n, J) and targets of each part of a machine, by name."""
-    state = machine.state_dict()
-    pairs = ((name, x, y) for x, y in SAVED_SAMPLES for name in state if name.rpartition(".")[2] == x)
+    """Return the features (n, J) and targets of each part of a machine, by name. Machines save them as rows or as x."""
+    state, saved = machine.state_dict(), (("rows", "targets"), ("x", "y"))
+    pairs = ((name, x, y) for x, y in saved for name in state if name.rpartition(".")[2] == x)
     return {name: (state[name], state[name[: -len(x)] + y]) for name, x, y in pairs if name[: -len(x)] + y in state}
 
 

@@ -36,12 +36,6 @@ __all__ = ["DeadLetters", "FileSource", "Item", "IterableSource", "QueueSource",
 
 log = logging.getLogger("torchlssvm.corrections")
 
-EVENT_ID_BYTES = 16
-"""Bytes of an event id that is derived from a line, as many as in a random event id."""
-
-FILE_KEY_BYTES = 32
-"""Bytes of the random key for these ids: 256 bits, which nobody can guess."""
-
 
 @dataclass(frozen=True)
 class Item:
@@ -131,7 +125,7 @@ class FileSource:
         if isinstance(data, dict) and "event_id" not in data:
             place = f"{self.cursor}:".encode()
             self._key = self._key or read_or_make_key(self.path)
-            data["event_id"] = hashlib.blake2b(place + line, digest_size=EVENT_ID_BYTES, key=self._key).hexdigest()
+            data["event_id"] = hashlib.blake2b(place + line, digest_size=16, key=self._key).hexdigest()
         return as_item(data)
 
     def seek(self, cursor: int) -> None:
@@ -144,16 +138,16 @@ def read_or_make_key(path: Path) -> bytes:
     place = path.with_name(path.name + ".key")
     try:
         with contextlib.suppress(FileExistsError):
-            write_private(place, secrets.token_bytes(FILE_KEY_BYTES))
+            write_private(place, secrets.token_bytes(32))
         key = place.read_bytes()
     except OSError as error:
         raise StoreError(
             f"{path} has lines without an event_id, and the key for those cannot be kept in {place}: {error}. Give each line "
             "an event_id, or make the folder writable"
         ) from error
-    if len(key) != FILE_KEY_BYTES:
+    if len(key) != 32:
         raise StoreError(
-            f"{place} holds {len(key)} bytes and not the key of {FILE_KEY_BYTES} for lines without an event_id: put the "
+            f"{place} holds {len(key)} bytes and not the key of 32 for lines without an event_id: put the "
             "key back, or delete the file if no such line was read so far"
         )
     return key

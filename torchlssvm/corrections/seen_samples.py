@@ -77,7 +77,8 @@ class SeenSamples:
         if self.store is not None and hashes:
             path = self.store.path / SEEN_FILE
             head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
-            line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
+            name = None if event_id is None else self.store.recorded_id(event_id)
+            line = json.dumps({"event_id": name, "ids": [h.hex() for h in hashes]})
             with path.open("a", encoding="ascii") as file:
                 file.write(head + line + "\n")
                 file.flush()

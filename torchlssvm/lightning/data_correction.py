@@ -301,7 +301,8 @@ class DataCorrection(Callback):
             self.certificates.mkdir(parents=True, exist_ok=True)
             name = file_name(removed)
             path = self.certificates / f"{name}.json"
-            waiting = [e for e in store.receipts.unwritten() if e in removed]
+            recorded = {store.recorded_id(e) for e in removed}
+            waiting = [e for e in store.receipts.unwritten() if e in recorded]
             if waiting:  # first, so that no certificate is without a receipt
                 numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
                 paths = (self.certificates / f"{name}{n}.receipt.json" for n in numbers)
@@ -316,8 +317,8 @@ class DataCorrection(Callback):
         if self.certificates is None or not again:
             return
         done = {e for path in self.certificates.glob("*.json") for e in certified_events(path)}
-        done.update(store.note(UNCERTIFIED_NOTE) or [])
-        missing = [e for e in dict.fromkeys(again) if e not in done and store.has_applied(e)]
+        done.update(store.recorded_id(e) for e in store.note(UNCERTIFIED_NOTE) or [])
+        missing = [e for e in dict.fromkeys(again) if store.recorded_id(e) not in done and store.has_applied(e)]
         if missing:
             store.update_note(UNCERTIFIED_NOTE, lambda noted: [*(noted or []), *missing])
 

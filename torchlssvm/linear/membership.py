@@ -357,7 +357,8 @@ class HeldRows:
         others = [label for fold, label in self.held.groups if fold == group[0] and count(label)]
         where = f" (it is held with label {others[0]})" if others else ""
         label = "" if batch.labels is None else f" with label {group[1]}"
-        error = RemovalError(f"row {i} is not held{label}{where}. {REMOVAL_REMEDY}")
+        under = "" if batch.ids is None or batch.host_folds is None else f" in the fold of the id {batch.ids[i]!r}"
+        error = RemovalError(f"row {i} is not held{label}{under}{where}. {REMOVAL_REMEDY}")
         if batch.labels is not None:
             error.row, error.label, error.held_label = i, group[1], others[0] if others else None
         return error

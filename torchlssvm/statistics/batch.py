@@ -109,7 +109,7 @@ class HostFacts(NamedTuple):
             (
                 exact & (self.weight != np.floor(self.weight)),
                 "fractional",
-                ": on a grid a weight is an integer multiplicity; use grid=None for real weights",
+                ": on a grid a weight is an integer multiplicity; least-squares heads with grid=None take real weights",
             ),
         ):
             if bad.any():

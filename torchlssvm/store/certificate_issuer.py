@@ -24,9 +24,6 @@ from torchlssvm.untrusted import FileHashes
 URL_MARK = "://"
 """Part of the name of a file that is elsewhere (``s3://...``)."""
 
-CERTIFIED_KINDS = ("remove", "request")
-"""Events that a certificate may name: erasures, and the requests that they answer."""
-
 
 def lasting_name(path: Any) -> str:
     """Return the absolute path. A URL is returned unchanged."""
@@ -55,7 +52,7 @@ class CertificateIssuer:
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
             raise ValueError("event_id is empty: name at least one event")
-        other = next((e for e in entries if e.kind not in CERTIFIED_KINDS), None)
+        other = next((e for e in entries if e.kind not in ("remove", "request")), None)
         if other is not None:
             raise ValueError(
                 f"a certificate is for erasures, and the event {other.event_id!r} is of the kind {other.kind!r}"

@@ -124,9 +124,6 @@ BUSY_CODES, DISK_CODES, INTERRUPT_CODE = (5, 6), (8, 10, 13, 14), 9
 VARIABLES_PER_QUERY = 500
 """Values asked for in one query (SQLite allows 999 variables in old versions)."""
 
-LOG_SUFFIXES = ("-wal", "-shm", "-journal")
-"""Names of the files that SQLite keeps beside the database end in these."""
-
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     """CRC-32 of a record, computed over the ASCII form of its values in Python, followed by the bytes of a large value.
@@ -236,7 +233,7 @@ class Database:
 
     def _check_files(self, create: bool) -> None:
         """Refuse irregular files, and a file with a rollback journal: SQLite would delete the files that the journal names."""
-        for suffix in ("", *LOG_SUFFIXES):
+        for suffix in ("", "-wal", "-shm", "-journal"):  # the files that SQLite keeps beside the database
             try:
                 check_regular(f"{self.path}{suffix}")
             except ValueError as error:

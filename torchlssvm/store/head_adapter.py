@@ -249,21 +249,9 @@ class KernelAdapter(SampleAdapter):
         """A context that does nothing, because a kernel machine has no lock."""
         return nullcontext()
 
-    def set_options(self, config: dict[str, Any]) -> bool:
-        """Do nothing: a kernel machine has no options that can change."""
-        return False
-
     def config(self) -> dict[str, Any]:
         """Properties that must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
-
-    rho_is_open = False
-
-    def chosen(self) -> None:
-        """Return None: a kernel machine chooses nothing from data."""
-
-    def restore_chosen(self, chosen: Any) -> None:
-        """Do nothing: a kernel machine has no choices to restore."""
 
     def codec(self) -> Codec:
         """Features are stored unchanged. The first samples determine the number of features."""

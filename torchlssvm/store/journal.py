@@ -2,7 +2,8 @@
 
 An entry contains the id, kind, time and number of samples of an event. It also contains a commitment SHA-256(nonce || id) for
 each sample, and an HMAC of the digest after the event. The commitments are sorted, so that they do not reveal the order of the
-samples. The nonces are stored in the samples' rows and are deleted with them. Each position has its own HMAC key, and
+samples. The nonces are stored in the samples' rows and are deleted with them. People write names into event ids, so an id that
+a caller gave is recorded as HMAC-SHA-256(key of the store, id), cut to 32 hex digits. Each position has its own HMAC key, and
 compaction destroys the keys of past positions. An erasure therefore rewrites no entry, and afterwards nobody can use the
 journal to test a guess about an erased sample. Certificates publish the HMAC.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +24,7 @@ from typing import Any
 
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
+from torchlssvm.events import NAMELESS_ID
 from torchlssvm.store.database import Database
 
 CHAIN_START = bytes(32)
@@ -106,6 +109,21 @@ class Journal:
 
     def __init__(self, db: Database):
         self.db = db
+        self._id_key: bytes | None = None
+
+    def recorded_id(self, event_id: str) -> str:
+        """The id under which an event is recorded: a keyed hash of the id, unless the library made the id.
+
+        A store that version 0.2 created has no key, and records ids as they are given.
+        """
+        if self._id_key is None:
+            try:
+                self._id_key = bytes.fromhex(self.db.get("state").get("id_key", ""))
+            except (TypeError, ValueError):
+                raise self.db.damaged("the key of its event ids cannot be read") from None
+        if not self._id_key or NAMELESS_ID.fullmatch(event_id):
+            return event_id
+        return hmac.digest(self._id_key, event_id.encode(), "sha256").hex()[:32]
 
     def entries(self, after: int = 0) -> list[Entry]:
         """Return all entries after a position with a checked chain. A StoreError names the first missing or altered entry."""
@@ -127,7 +145,8 @@ class Journal:
 
     def of(self, event_id: str) -> Entry | None:
         """Return the entry of an event, or None if it was not applied. Raises StoreError if its chain hash is wrong."""
-        row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
+        recorded = self.recorded_id(event_id)
+        row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE event_id = ?", (recorded,))
         if row is None:
             return None
         entry = self._entry(row)
@@ -157,7 +176,8 @@ class Journal:
             state["position"] += 1
             mac = self.commit(digest, state["position"]) if event_id == events[-1][0] else None
             state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * len(samples)
-            entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(sorted(samples)), mac, b"")
+            name, together = self.recorded_id(event_id), b"".join(sorted(samples))
+            entry = Entry(state["position"], name, kind, now(), len(samples), together, mac, b"")
             entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
             self.db.run(
                 f"INSERT INTO journal ({JOURNAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values()
@@ -174,7 +194,8 @@ class Journal:
 
     def start(self, digest: str | None) -> None:
         """Begin the journal of a new store with the digest of its empty head."""
-        self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
+        state = {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()}
+        self.db.put("state", state | {"id_key": secrets.token_hex(32)})
 
     # -- digests, kept as keyed hashes ---------------------------------------------------------------------------------
 

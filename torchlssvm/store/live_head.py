@@ -17,13 +17,10 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.store.database import Database
 from torchlssvm.store.head_adapter import HeadAdapter, LinearAdapter
 from torchlssvm.store.journal import Journal
-from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable
 from torchlssvm.store.snapshots import Snapshots
 
 log = logging.getLogger("torchlssvm.store")
-
-QUICKLY_SUMMED_ROWS = 1024
-"""Below this number of rows it takes less time to sum them than to write and read their sums, whatever their width."""
 
 PUBLISHING_SECONDS = 1.0
 """Least time between two publications. Each takes about as long as an erasure, so it would slow down a burst of erasures."""
@@ -126,12 +123,12 @@ class LiveHead:
         exception: if the head has a rule for rho and has not applied it yet, the store's rho is used once the store holds
         samples.
         """
-        if not (self.own_options and adapter.rho_is_open and self.position == 0):
+        if isinstance(adapter, LinearAdapter) and not (self.own_options and adapter.rho_is_open and self.position == 0):
             config = self.db.get("head")
             if not self.own_options or adapter.rho_is_open:
                 adapter.set_options(config)
             adapter.restore_chosen(self.db.get("chosen", None))
-            if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
+            if adapter.config()["rho"] != config["rho"]:
                 adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
         self.own_options = False
 
@@ -139,7 +136,8 @@ class LiveHead:
         """Set these options of the head, and its choices from data, to the values in the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
-            if adapter.set_options({name: config[name] for name in names if name in config}):
+            given = {name: config[name] for name in names if name in config}
+            if isinstance(adapter, LinearAdapter) and adapter.set_options(given):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
@@ -211,6 +209,8 @@ class LiveHead:
     def changed_options(self) -> dict[str, Any]:
         """Records of the head's options and of the choices made from data that differ from those in the store."""
         adapter = self.required()
+        if not isinstance(adapter, LinearAdapter):
+            return {}
         now = {"head": adapter.config(), "chosen": adapter.chosen()}
         return {name: value for name, value in now.items() if value != self.db.get(name, None)}
 
@@ -222,14 +222,15 @@ class LiveHead:
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
 
-        Sums from before an erasure are removed at once. A store with few rows publishes nothing, because summing them is
-        faster. In a burst of erasures only some states are published, and other processes sum the rows.
+        Sums from before an erasure are removed at once. A store with less than one batch of rows publishes nothing, because
+        summing them is faster, whatever their width. In a burst of erasures only some states are published, and other processes
+        sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows
         if erased or due:
             with self.db.transaction():
-                many = self.db.get("state")["samples"] >= QUICKLY_SUMMED_ROWS
+                many = self.db.get("state")["samples"] >= ROWS_PER_BATCH
                 if due or (many and time.monotonic() > self._published_at + PUBLISHING_SECONDS):
                     self.write_snapshot()
                     self._published_at = time.monotonic()

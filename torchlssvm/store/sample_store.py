@@ -48,7 +48,7 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure.erasure import Erasure, erase
-from torchlssvm.store.erasure.requests import KeptReceipts, Requests, name_list
+from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression, refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
@@ -153,7 +153,7 @@ class SampleStore:
             self._journal, self.table = Journal(self._db), SampleTable(self._db)
             self.suppression = Suppression(self._db, self.table, suppression_key, erased)
             self.requests = Requests(self._db, self.table, self._journal, self._journalize)
-            self.receipts = KeptReceipts(self._db)
+            self.receipts = KeptReceipts(self._db, self._journal)
             self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
             self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
             if head is not None:
@@ -214,7 +214,7 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
-            self._db.put("chosen", adapter.chosen())
+            self._db.put("chosen", adapter.chosen() if isinstance(adapter, LinearAdapter) else None)
             self._db.put("fingerprint", self._source or "")  # never absent: damage must not unbind the store
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -397,6 +397,10 @@ class SampleStore:
     def has_applied(self, event_id: str) -> bool:
         """True if an event with this id is in the journal."""
         return self._journal.of(event_id) is not None
+
+    def recorded_id(self, event_id: str) -> str:
+        """The id of an event in the journal, in certificates and in receipts: a keyed hash, unless the library made the id."""
+        return self._journal.recorded_id(event_id)
 
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
@@ -792,12 +796,14 @@ class SampleStore:
                 try:
                     self.live.stale = True  # until the rows and the head are known to agree again
                     results = work.apply(given, self.live.position)
+                    if work.erased:
+                        self.requests.forget_texts(work.erased)
                     for name, value in (notes or {}).items():
                         self._db.put(NOTE_PREFIX + name, value)
                     if request is not None or keep_receipt:
                         self.receipts.keep(work.done, request)
                     if request is not None:
-                        self.requests.note_erasure(request, work.done, whole.values())
+                        self.requests.note_erasure(request, work.done)
                         removed = [i for done in work.done for i in done.nonces]
                         self.suppression.enter(removed, [whole[e.event_id] for e in work.done if e.event_id in whole])
                     digest, chain = work.write_journal(work.finish())
@@ -999,12 +1005,13 @@ class SampleStore:
                 )
             event_id = f"readmission-{new_event_id()}"
             note = {"time": now(), "reason": reason, "names": len(tags)}
-            self._journalize(event_id, "readmit", tags, lambda: self._db.put(f"readmission/{event_id}", note))
+            self._journalize(event_id, "readmit", tags, lambda: self._db.put(READMISSION_PREFIX + event_id, note))
             used.withdraw(tags)
             return len(tags)
 
     def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
         """Make the receipt of erasures that belong to one request or to none; StoreError once a compaction has removed it."""
+        event_ids = [self.recorded_id(event_id) for event_id in event_ids]
         with self.view():
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
@@ -1016,7 +1023,8 @@ class SampleStore:
             if name is None:
                 return self.receipts.make(event_ids, None)
             request = self.requests.get(name)
-            return self.receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
+            recorded = request.for_receipt(self.recorded_id(request.id), self.requests.still_held(request))
+            return self.receipts.make(event_ids, recorded)
 
     def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and record that it was written."""
@@ -1158,7 +1166,7 @@ class SampleStore:
         """
         self.refresh()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
-        wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
+        wanted = dict.fromkeys(self.recorded_id(check_text(name, "event_id")) for name in names)
         with self.view():
             self._db.check_place()
             adapter = self.live.follow()

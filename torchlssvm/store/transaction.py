@@ -142,6 +142,7 @@ class Transaction:
         done: the events that this call applied; events that were applied before are left out.
         position: the journal position of the last applied event.
         head_changed: True once the head has changed, or may have changed.
+        erased: the ids and subjects of the samples that Remove events removed.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Transaction:
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
         self.done: list[EventResult] = []
+        self.erased: set[str] = set()
         self.head_changed = False
         self._change = NetChange()
 
@@ -262,8 +264,10 @@ class Transaction:
             )
             self._change.remove(*rows.samples)
             self.table.erase(rows)
+            self.erased.update(rows.ids, (s for s in rows.subjects if s is not None))
             if known:  # the certificate issuer refuses them
-                self.table.db.put(f"{NOTE_PREFIX}{ADAPTED_NOTE}/{event.event_id}", sorted(known))
+                name = self.journal.recorded_id(event.event_id)
+                self.table.db.put(f"{NOTE_PREFIX}{ADAPTED_NOTE}/{name}", sorted(known))
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
 

@@ -94,7 +94,7 @@ def erase(
     given = {} if event_id is None else {"event_id": check_text(event_id, "event_id")}
     events = [Remove(subject=s, **given) for s in owners] + ([Remove(ids=samples, **given)] if samples else [])
     earlier = [] if request is None else store.requests.get(request).events
-    done = list(dict.fromkeys([*earlier, *(event.event_id for event in events)]))
+    done = list(dict.fromkeys([*earlier, *(store.recorded_id(event.event_id) for event in events)]))
     for path, kind in ((receipt, ErasureReceipt), (certificate, Certificate)):
         if path is not None:
             check_place(path, kind, done)
@@ -214,7 +214,7 @@ def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
     request = receipt.request
     entries = {entry.event_id: entry for entry in store.history()}
     if request is not None:
-        opened = entries.get(request["id"])
+        opened = entries.get(store.recorded_id(request["id"]))
         nonces = [bytes.fromhex(n["nonce"]) for n in request["names"]]
         named = {c.hex() for c in commitments(nonces, [n["name"] for n in request["names"]])}
         if opened is None or opened.kind != "request" or not named <= set(opened.commitment_list):

@@ -7,9 +7,10 @@ erasure replaces the names with the commitments that the journal recorded when t
 from __future__ import annotations
 
 import calendar
+import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import StoreError
-from torchlssvm.events import as_list, check_free_text, check_text
+from torchlssvm.events import as_list, check_free_text, check_text, tells_of
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Journal, commitments, now
 from torchlssvm.store.sample_table import SampleTable
@@ -25,8 +26,13 @@ from torchlssvm.store.transaction import EventResult
 
 REQUEST_PREFIX = "request/"
 RECEIPT_PREFIX = "receipt/"
+READMISSION_PREFIX = "readmission/"
 REQUEST_STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
 """The steps of a request, in order. The state of a request is its last completed step."""
+
+KEPT_TEXTS = ("id", "reason", "operator", "answer")
+FORGOTTEN_TEXT = "(deleted: it named an erased sample or subject)"
+"""Replaces a text of a request once a sample or subject that it names has been erased."""
 
 Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
 
@@ -95,15 +101,20 @@ class ErasureRequest:
         """True if the names have been replaced with commitments."""
         return all(n.name is None for n in self.names)
 
-    def for_receipt(self, held: Collection[RequestedName] = ()) -> dict[str, Any]:
+    def for_receipt(self, recorded_id: str, held: Collection[RequestedName] = ()) -> dict[str, Any]:
         """The part of the request that goes into a receipt. It omits names with samples that are still ``held``."""
         kept = [n for n in self.names if n.name is not None and n not in held]
         names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in kept]
-        return {"id": self.id, "received": self.received, "due": self.due, "names": names}
+        return {"id": self.id, "event_id": recorded_id, "received": self.received, "due": self.due, "names": names}
 
     def for_certificate(self) -> dict[str, str]:
         """The part of the request that goes into a certificate. It omits the names and the operator."""
         return {"id": self.id, "received": self.received, "due": self.due, "reason": self.reason}
+
+    def matches(self, certified: dict[str, str]) -> bool:
+        """Compare the request with the part of it in a certificate, apart from texts that were deleted since."""
+        kept = {name: text for name, text in self.for_certificate().items() if name != "id" and text != FORGOTTEN_TEXT}
+        return all(certified[name] == text for name, text in kept.items())
 
 
 class Requests:
@@ -127,15 +138,16 @@ class Requests:
 
     def get(self, request_id: str) -> ErasureRequest:
         """Return the request with this id. Raises ValueError if the store has no such request."""
-        record = self.db.get(REQUEST_PREFIX + request_id, None)
-        if record is None:
-            raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
-        return self._read(request_id, record)
+        for name in (request_id, self.journal.recorded_id(request_id)):
+            record = self.db.get(REQUEST_PREFIX + name, None)
+            if record is not None:
+                return self._read(name, record)
+        raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
 
     def answered_by(self, event_ids: Iterable[str]) -> list[ErasureRequest]:
         """The requests whose journal entry, or one of whose erasures, is among these events, oldest first."""
         events = set(event_ids)
-        found = [r for r in self.all() if r.id in events or not events.isdisjoint(r.events)]
+        found = [r for r in self.all() if not events.isdisjoint([self.journal.recorded_id(r.id), *r.events])]
         return sorted(found, key=lambda r: (r.received, r.id))
 
     def _read(self, name: str, record: Any) -> ErasureRequest:
@@ -169,7 +181,7 @@ class Requests:
             received: when the request arrived, as a day or a time in ISO 8601 (default: now).
             due: the last day to answer (default: one month after the request was received).
             reason: legal basis or reason. No text may contain the names of the people concerned, because texts are kept after
-                the erasure.
+                the erasure. A text that names other samples is deleted when they are erased.
             operator: the person who handles the request.
         """
         names = [RequestedName.new("subject", s) for s in name_list(subjects, "subject")]
@@ -188,7 +200,7 @@ class Requests:
             for n in names:
                 if n.kind == "subject" and n.name is not None:
                     concerned.update(self.table.ids(n.name))
-        chosen = request_id if request_id is not None else f"R-{arrived.date()}-{secrets.token_hex(2)}"
+        chosen = request_id if request_id is not None else f"R-{arrived.date()}-{secrets.token_hex(4)}"
         request = ErasureRequest(
             check_free_text(check_text(chosen, "request_id"), "request_id", concerned),
             arrived.isoformat(timespec="seconds"),
@@ -226,7 +238,7 @@ class Requests:
 
     def certified(self, event_ids: Iterable[str]) -> None:
         """Record that a certificate was written, for each erased request whose erasures are all among these events."""
-        events = set(event_ids)
+        events = set(map(self.journal.recorded_id, event_ids))
         with self.db.transaction():
             for request in self.all():
                 if "erased" in request.steps and request.events and set(request.events) <= events:
@@ -275,15 +287,38 @@ class Requests:
                 f"the request {request_id!r} does not name the subject {unknown[0]!r}. Nothing was changed."
             )
 
-    def note_erasure(self, request_id: str, done: Sequence[EventResult], subjects: Iterable[str | None]) -> None:
-        """Record removals that belong to a request. Raises ValueError if its texts contain the name of a sample."""
+    def forget_texts(self, names: Collection[str]) -> None:
+        """Delete the texts of requests and lawful returns that contain the name of an erased sample or subject.
+
+        A text may name samples that were added after it was written. The id of such a request becomes its id in the journal.
+        """
+        for prefix in (REQUEST_PREFIX, READMISSION_PREFIX):
+            if not tells_of("\n".join(self._texts(prefix)), names):
+                continue
+            for name, record in self.db.records(prefix).items():
+                texts = {key: record[key] for key in KEPT_TEXTS if record.get(key)}
+                told = dict.fromkeys((key for key, text in texts.items() if tells_of(text, names)), FORGOTTEN_TEXT)
+                if "id" in told:
+                    self.db.put(prefix + name, None)
+                    name = told["id"] = self.journal.recorded_id(name)
+                if told:
+                    self.db.put(prefix + name, record | told)
+
+    def _texts(self, prefix: str) -> Iterator[str]:
+        """The texts of all records with a prefix, read without checking the records, which takes 20 times as long."""
+        found = self.db.all("SELECT value FROM meta WHERE name GLOB ?", (f"{prefix}*",))
+        try:
+            for record in json.loads(f"[{','.join(value for (value,) in found)}]"):
+                yield from (record[key] for key in KEPT_TEXTS if record.get(key))
+        except (AttributeError, TypeError, ValueError):
+            raise self.db.damaged(f"the records {prefix}* cannot be read") from None
+
+    def note_erasure(self, request_id: str, done: Sequence[EventResult]) -> None:
+        """Record removals that belong to a request."""
         if not done:
             return
         request = self.get(request_id)
-        concerned = [*(i for removal in done for i in removal.nonces), *subjects]
-        for name, text in (("request_id", request.id), ("reason", request.reason), ("operator", request.operator)):
-            check_free_text(text, name, concerned)
-        events = [*request.events, *(removal.event_id for removal in done)]
+        events = [*request.events, *(self.journal.recorded_id(removal.event_id) for removal in done)]
         steps = {step: at for step, at in request.steps.items() if step in ("received", "previewed")}
         if not self.still_held(request):
             steps["erased"] = now()
@@ -320,8 +355,8 @@ class KeptReceipts:
     file.
     """
 
-    def __init__(self, db: Database):
-        self.db = db
+    def __init__(self, db: Database, journal: Journal):
+        self.db, self.journal = db, journal
 
     def keep(self, done: Iterable[EventResult], request: str | None) -> None:
         """Keep the ids and nonces of removals, inside their transaction."""
@@ -329,7 +364,7 @@ class KeptReceipts:
             if removal.kind == "remove":
                 samples = {"ids": list(removal.nonces), "nonces": list(removal.nonces.values())}
                 record = {"request": request, "position": removal.position, "written": False} | samples
-                self.db.put(RECEIPT_PREFIX + removal.event_id, record)
+                self.db.put(RECEIPT_PREFIX + self.journal.recorded_id(removal.event_id), record)
 
     def all(self) -> dict[str, dict[str, Any]]:
         """The records by event id, in the order of the journal. Raises StoreError if a record cannot be read."""

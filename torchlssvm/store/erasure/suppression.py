@@ -29,6 +29,7 @@ from typing import Any
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
 from torchlssvm.events import Add
+from torchlssvm.functional.checks import one_of
 from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, store_error
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import sync_folder
@@ -50,8 +51,6 @@ CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-SUM_MODULUS = 2**256
-"""Every entry, read as a number, is below this value."""
 
 
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
@@ -258,20 +257,17 @@ class SuppressionList:
             if changed:
                 head = self._link(head, "+" if sign > 0 else "-", changed)
                 connection.execute("INSERT INTO heads VALUES (?)", (head,))
-                total = (int(self._value(connection, "sum")) + sign * sum_of(changed)) % SUM_MODULUS
+                total = sum_of(changed, sign, int(self._value(connection, "sum")))
                 values = [(head.hex(), "head"), (str(total), "sum")]
                 connection.executemany("UPDATE list SET value = ? WHERE name = ?", values)
             connection.execute("COMMIT")
             return before, head
 
 
-def sum_of(tags: Iterable[bytes]) -> int:
-    """The sum of all entries, which reveals a missing or altered entry."""
-    return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS
+def sum_of(tags: Iterable[bytes], sign: int = 1, start: int = 0) -> int:
+    """The sum of all entries of 256 bits, which reveals a missing or altered entry."""
+    return (start + sign * sum(int.from_bytes(tag, "big") for tag in tags)) % 2**256
 
-
-SUPPRESSION_CHOICES = ("refuse", "skip")
-"""How to treat an Add with erased samples: refuse the whole event, or skip those samples and learn the rest."""
 
 SUPPRESSION_RECORD = "suppression"
 """Record of a store that uses a list."""
@@ -283,13 +279,12 @@ class Suppression:
     Args:
         db, table: the parts of the store.
         key: see :func:`~torchlssvm.store.suppression_key`.
-        choice: "refuse" or "skip" samples that were erased on request.
+        choice: how to treat an Add with samples that were erased on request: "refuse" the whole event, or "skip" these samples.
     """
 
     def __init__(self, db: Database, table: SampleTable, key: Any, choice: str):
-        if choice not in SUPPRESSION_CHOICES:
-            raise ValueError(f"erased must be one of {', '.join(map(repr, SUPPRESSION_CHOICES))}; got {choice!r}")
-        self.db, self.table, self.choice = db, table, choice
+        self.db, self.table = db, table
+        self.choice: str = one_of(choice, "erased", ("refuse", "skip"))
         self._given = key
         self._checked: tuple[int, int, int] | None = None  # the state of the list file when all of it was last read
 
