@@ -97,6 +97,7 @@ def save_pretrained(
         "num_classes": head.num_classes,
         "multiclass": head.multiclass,
         "normalize": head.normalize,
+        "targets": head.targets,
         "grid": None if grid is None else {"limit": grid.limit, "resolution": grid.resolution},
         "backbone_hash": None,
         "network": None,

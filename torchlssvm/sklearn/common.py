@@ -32,8 +32,12 @@ class Classifier(ClassifierMixin):
     """Base of the classifiers: labels to indices and back, and predictions from scores (B, K)."""
 
     classes_: Array
+    _indicator: bool = False
+    """True for several labels for each sample, given as an array (n, K) of 0 and 1; ``classes_`` are then 0, 1, ..., K - 1."""
 
     def _encode(self, y: Any) -> Array:
+        if self._indicator:
+            return np.asarray(y)
         index = np.searchsorted(self.classes_, y)
         index = np.clip(index, 0, len(self.classes_) - 1)
         unknown = self.classes_[index] != y
@@ -66,10 +70,13 @@ class Classifier(ClassifierMixin):
     def decision_function(self, X: Any) -> Array:
         """Scores: (B,) of the second class for two classes, else (B, K)."""
         scores: Array = self._scores(X).cpu().numpy()
-        return scores[:, 1] if len(self.classes_) == 2 else scores
+        return scores[:, 1] if len(self.classes_) == 2 and not self._indicator else scores
 
     def predict(self, X: Any) -> Array:
-        """Predict the classes (B,)."""
+        """Predict the classes (B,); for an estimator that learned several labels, 0 and 1 for each label (B, K)."""
+        if self._indicator:
+            labels: Array = (self._scores(X) > 0).cpu().numpy().astype(np.int64)
+            return labels
         best: Array = self._scores(X).argmax(1).cpu().numpy()
         out: Array = self.classes_[best]
         return out

@@ -561,6 +561,7 @@ class SampleStore:
         ``groups``: see :meth:`leave_one_out`.
         """
         ids, scores, labels = self.leave_one_out("least", groups)
+        labels = labels.bool() if self.head.targets == "multilabel" else labels
         return from_scores(scores, labels, ids, classes=self.classes or None)
 
     def calibrate(self, method: str | None = None, *, keep: bool | None = None, groups: Groups = None) -> None:
@@ -707,8 +708,11 @@ class SampleStore:
                 raise StoreError("classes are added to a linear head only")
             with self._db.transaction(), adapter.lock:
                 self.live.prepare()
-                if adapter.head.statistics.kind == "values":
-                    raise ValueError("samples with float targets have a fixed number of columns: no classes are added")
+                if adapter.head.statistics.kind == "values" or adapter.head.targets != "classes":
+                    raise ValueError(
+                        "samples with several labels or numbers have a fixed number of columns in a store: make a new one and "
+                        "add the samples there. Nothing was changed."
+                    )
                 if self._journal.of(event) is not None:
                     raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
                 trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
@@ -891,7 +895,10 @@ class SampleStore:
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: count the predictions that would change on given data, and compare accuracies.
 
-        x: (B, J); y: (B,) labels. The events are applied to a copy of the head, inside a transaction that is rolled back.
+        With ``targets="multilabel"`` each label of a sample counts as a prediction. Numbers have no accuracy, so x is refused
+        with ``targets="regression"``.
+
+        x: (B, J); y: (B,) labels, or (B, K). The events change a copy of the head, in a transaction that is rolled back.
         """
         given = as_events(events)
         self._check_writable()
@@ -900,6 +907,10 @@ class SampleStore:
             self._db.begin()
             try:
                 adapter = self.live.prepare()
+                if x is not None and getattr(adapter.head, "targets", None) == "regression":
+                    raise ValueError(
+                        'preview compares classes or labels on x, and targets="regression" has neither: omit x'
+                    )
                 before = predictions(adapter, x)
                 trial = adapter.copy()
                 work = self._transaction(trial)
