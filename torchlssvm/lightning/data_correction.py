@@ -322,10 +322,12 @@ class DataCorrection(Callback):
             store.update_note(UNCERTIFIED_NOTE, lambda noted: [*(noted or []), *missing])
 
     def _accuracy(self, head: Any) -> float | None:
+        """Share of right answers, of several labels the share of right labels; None for numbers."""
         right = total = 0
-        for x, y in self._features if SampleAdapter(head).count else []:
+        judged = SampleAdapter(head).count and getattr(head, "targets", "classes") != "regression"
+        for x, y in self._features if judged else []:
             right += int((head.predict(x) == y).sum())
-            total += len(y)
+            total += y.numel()
         sums = ranks.gather((right, total))
         whole = sum(t for _, t in sums)
         return sum(r for r, _ in sums) / whole if whole else None

@@ -79,6 +79,12 @@ class LabelAudit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the samples, or start to collect them while they are learned."""
+        targets = getattr(find_head(pl_module, self.head), "targets", "classes")
+        if targets != "classes":
+            raise ValueError(
+                f"LabelAudit ranks samples with one class each, this head has targets={targets!r}: call "
+                "find_label_errors(head, x, y, ids) for several labels"
+            )
         learner = getattr(pl_module, "learner", None)
         self._learner = learner if isinstance(learner, Learner) else None
         if self.samples is None and self._learner is None:

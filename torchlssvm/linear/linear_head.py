@@ -229,9 +229,12 @@ class LinearHead(nn.Module):
                 fit of -1 and +1. :func:`~torchlssvm.functional.several_targets.f1_thresholds` chooses them from leave-one-out
                 scores. The head does not keep them, so nothing of a sample stays behind in them after its removal.
         """
-        scores = checks.finite_scores(self(x))
+        return self.answers(checks.finite_scores(self(x)), thresholds)
+
+    def answers(self, scores: Tensor, thresholds: Any = None) -> Tensor:
+        """What ``predict`` returns for inputs with these scores (B, K)."""
         if self.targets == "multilabel":
-            return scores > checks.thresholds(thresholds, self.num_classes, self.device)
+            return scores > checks.thresholds(thresholds, self.num_classes, scores.device)
         if thresholds is not None:
             raise ValueError(f'thresholds are for targets="multilabel", this head has targets={self.targets!r}')
         if self.targets == "regression":

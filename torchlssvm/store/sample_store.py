@@ -453,6 +453,7 @@ class SampleStore:
                 "subjects": len(self.subjects()),
                 "labels": {str(label): count for label, count in self.table.labels().items()},
                 "head": head["type"],
+                "targets": head.get("targets", "classes"),
                 "features": codec.J,
                 "classes": codec.K,
                 "resolution": None if grid is None else grid.resolution,
