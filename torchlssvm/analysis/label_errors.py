@@ -35,6 +35,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.linear_head import targets_of
 
 __all__ = ["LabelErrors", "LabelPairErrors", "find_label_errors", "from_scores"]
 
@@ -166,7 +167,7 @@ def find_label_errors(
         options["pairs"] = "least"
     scores = head.leave_one_out(x, y, weight=weight, **options)
     labels = torch.as_tensor(y, device=scores.device)
-    return from_scores(scores, labels.bool() if getattr(head, "targets", "classes") == "multilabel" else labels, ids)
+    return from_scores(scores, labels.bool() if targets_of(head) == "multilabel" else labels, ids)
 
 
 @exactly

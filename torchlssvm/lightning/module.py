@@ -20,6 +20,7 @@ from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 
 
@@ -293,7 +294,7 @@ class LSSVMModule(LightningModule):
         if self.learner.empty or not len(part.y):
             return
         scores = self(part.x)
-        targets = getattr(self.head, "targets", "classes")
+        targets = targets_of(self.head)
         if targets != "classes":
             predicted = scores > 0 if targets == "multilabel" else scores
             y = part.y.reshape(len(part.y), -1)
@@ -330,7 +331,7 @@ class LSSVMModule(LightningModule):
             parts = [part for rank in ranks.gather(mine.get(index, [])) for part in rank]
             if not parts:
                 continue
-            targets = getattr(self.head, "targets", "classes")
+            targets = targets_of(self.head)
             found, repeated = summarize(parts, self.hparams["num_classes"], targets)
             if repeated and not ranks.are_several():
                 self._warn_once("repeated", f"{repeated} sample(s) to be judged repeat an id: each is counted once")

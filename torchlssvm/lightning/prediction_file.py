@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchlssvm.lightning import ranks
 from torchlssvm.linear.labelled_batches import check_names
+from torchlssvm.linear.linear_head import targets_of
 
 
 class PredictionFile(Callback):
@@ -62,7 +63,7 @@ class PredictionFile(Callback):
         """Write the file, on the first rank, and print where it is."""
         rows = sorted(row for part in ranks.gather(self._rows) for row in part)
         self._rows = []
-        targets = getattr(getattr(pl_module, "head", None), "targets", "classes")
+        targets = targets_of(getattr(pl_module, "head", None))
 
         def write() -> None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

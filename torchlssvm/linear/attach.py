@@ -27,7 +27,7 @@ from torchlssvm.functional.several_targets import confusion_by_label, f1_score, 
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs_of, is_loader, to_device
-from torchlssvm.linear.linear_head import LinearHead
+from torchlssvm.linear.linear_head import LinearHead, targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
 
@@ -493,7 +493,7 @@ class AttachedClassifier(nn.Module):
     @property
     def targets(self) -> str:
         """What the head predicts: "classes", "multilabel" or "regression"."""
-        return getattr(self.head, "targets", "classes")
+        return targets_of(self.head)
 
     def predict(self, images: Any, names: bool = False, progress: bool = False, thresholds: Any = None) -> Any:
         """Classes of ``images`` (B, ...) or of a loader: (B,), or a list of B names with ``names=True``.
@@ -651,9 +651,8 @@ class AttachedClassifier(nn.Module):
             if self.targets == "regression" and predicted.ndim == 1 and labels.shape == (len(predicted), 1):
                 labels = labels[:, 0]
             if labels.shape != predicted.shape:
-                raise ValueError(
-                    f"y must have shape {tuple(predicted.shape)}, like the predictions; got {tuple(labels.shape)}"
-                )
+                each = "one label an image" if self.targets == "classes" else "as predict returns them"
+                raise ValueError(f"y must have shape {tuple(predicted.shape)}, {each}; got {tuple(labels.shape)}")
             if self.targets == "multilabel" and bool(label_signs(labels).isnan().any()):
                 raise_not_binary(labels)
             yield labels, predicted

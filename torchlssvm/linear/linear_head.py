@@ -718,6 +718,11 @@ def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor
     return weight
 
 
+def targets_of(head: Any) -> str:
+    """What a head predicts: "multilabel" or "regression" if it is a linear head with this option, otherwise "classes"."""
+    return head.targets if isinstance(head, LinearHead) else "classes"
+
+
 def refuse_for_targets(targets: str, weight: Any = None, multiclass: str = "ovr", rule: str = "least_squares") -> None:
     """Raise ValueError for an option that needs one class for each sample."""
     if weight is not None:

@@ -44,6 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
@@ -258,7 +259,7 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
-        for name in dict.fromkeys(("type", "in_features", "num_classes", *config, *ROW_OPTIONS)):
+        for name in dict.fromkeys(("type", "in_features", "num_classes", *ROW_OPTIONS, *config)):
             if name not in SETTABLE_OPTIONS and mine.get(name) != config.get(name):
                 empty = self._db.get("state")["position"] == 0
                 raise ValueError(
@@ -908,7 +909,7 @@ class SampleStore:
             self._db.begin()
             try:
                 adapter = self.live.prepare()
-                if x is not None and getattr(adapter.head, "targets", None) == "regression":
+                if x is not None and targets_of(adapter.head) == "regression":
                     raise ValueError(
                         'preview compares classes or labels on x, and targets="regression" has neither: omit x'
                     )

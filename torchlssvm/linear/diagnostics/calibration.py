@@ -81,7 +81,7 @@ class Calibration:
 
 
 def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibration:
-    """Fit a map. scores: (n, K); y: (n,) labels, or (n, K) booleans, whether a sample has each label; weight: (n,)."""
+    """Fit a map. scores: (n, K); y: (n,) labels, or (n, K), > 0 where a sample has a label; weight: (n,)."""
     K, by_label = scores.shape[1], y.ndim == 2
     method = method or ("platt" if K == 2 or by_label else "temperature")
     checks.one_of(method, "method", CALIBRATION_METHODS[1:] if by_label else CALIBRATION_METHODS)
@@ -89,7 +89,7 @@ def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibr
         return Calibration(method, fit_temperature(scores, y, weight), (1,), len(y))
     maps = []
     for k in [1] if K == 2 and not by_label else range(K):
-        hit = y[:, k] if by_label else y == k
+        hit = y[:, k] > 0 if by_label else y == k
         if method == "platt":
             maps.append(fit_platt(scores[:, k], hit, weight))
         else:

@@ -35,8 +35,7 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
         raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
     if samples.y.ndim == 2 and view.statistics.targets != "multilabel":
         raise ValueError("probabilities need labels: this head holds float targets")
-    labels = samples.y if samples.y.ndim == 1 else samples.y > 0
-    made = fit(leave_one_out(view, x, y, weight, groups), labels, samples.weight, method)
+    made = fit(leave_one_out(view, x, y, weight, groups), samples.y, samples.weight, method)
     return replace(made, grouped=groups is not None)
 
 
@@ -48,7 +47,7 @@ def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = Non
     with head._lock:
         scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
         if head.targets == "multilabel":
-            labels = checks.label_signs(checks.targets(y, scores, head.num_classes, head.targets)[0]) > 0
+            labels = checks.targets(y, scores, head.num_classes, head.targets)[0]
         else:
             labels = check_labels(head, y, len(scores), "y")
         made = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
