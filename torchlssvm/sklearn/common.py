@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor
+
+from torchlssvm.functional import checks
 
 NUMPY_FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
@@ -37,7 +40,11 @@ class Classifier(ClassifierMixin):
 
     def _encode(self, y: Any) -> Array:
         if self._indicator:
-            return np.asarray(y)
+            given = torch.from_numpy(np.ascontiguousarray(y))
+            labels, _ = checks.targets(given, given, len(self.classes_), "multilabel")
+            if bool(checks.label_signs(labels).isnan().any()):
+                checks.raise_not_binary(labels)
+            return labels.numpy()
         index = np.searchsorted(self.classes_, y)
         index = np.clip(index, 0, len(self.classes_) - 1)
         unknown = self.classes_[index] != y
