@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
 from sklearn.metrics import f1_score, r2_score
 from torch.utils.data import DataLoader, TensorDataset
 

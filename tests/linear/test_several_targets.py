@@ -334,6 +334,8 @@ def test_attached_with_a_store(targets: str, tmp_path: Any) -> None:
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"regression|labels"):
                 refused(X)
+    with pytest.raises(ValueError, match=targets):
+        clf.store.find(label=1)
     with pytest.raises(ValueError, match="several labels or numbers"):
         clf.predict_set(X)
     with pytest.raises(ValueError, match="several labels or numbers"):

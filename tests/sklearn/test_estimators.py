@@ -142,7 +142,7 @@ def test_several_labels_as_ridge_classifier_has_them() -> None:
         np.testing.assert_array_equal(ours.coef_, never.coef_)
         with pytest.raises(RemovalError):
             ours.partial_unfit(rows[:50], Y[:50])
-        with pytest.raises(ValueError, match="multilabel|shape"):
+        with pytest.raises(ValueError, match="multilabel"):
             ours.partial_fit(rows[:50], Y[:50, 0])
     grown = LSSVMClassifier(rho=2.0, grid=8.0).fit(wide[:100], Y[:100])
     for part in (wide[100:], wide / 2, wide / 3):
@@ -155,7 +155,7 @@ def test_several_labels_as_ridge_classifier_has_them() -> None:
         {"rule": "lda"},
         {"calibration": "temperature"},
     ):
-        with pytest.raises(ValueError, match="multilabel|temperature"):
+        with pytest.raises(ValueError, match=r"multilabel|temperature"):
             LSSVMClassifier(**options).fit(X, Y)
     with pytest.raises(ValueError, match="1d array"):
         MarginClassifier().fit(X, Y)

@@ -260,7 +260,8 @@ def stats(options: argparse.Namespace) -> int:
         settings, found = Settings.load(store), store.stats()
     found |= {"class_names": settings.classes, "backbone": settings.backbone, "weights": settings.weights}
     shown = {name: value for name, value in found.items() if value not in (None, [], {})}
-    shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
+    if found["targets"] == "classes":
+        shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
     shown["class_names"] = ", ".join(settings.classes) or "none"
     return emit(options, found, table(shown))
 

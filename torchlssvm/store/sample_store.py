@@ -393,6 +393,11 @@ class SampleStore:
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
         with self.view():
+            targets = self._db.get("head").get("targets")
+            if label is not None and targets is not None:
+                raise ValueError(
+                    f"samples are found by a label if they have one class each; this store has {targets!r}"
+                )
             return self.table.ids(None if subject is None else check_text(subject, "subject"), label)
 
     def has_applied(self, event_id: str) -> bool:
