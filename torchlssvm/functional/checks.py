@@ -222,7 +222,9 @@ def raise_not_binary(y: Tensor) -> None:
 
 def thresholds(given: Any, K: int, device: torch.device) -> Tensor:
     """Thresholds of labels (K,): one number for all labels, or one for each; float64. None is 0 for all."""
-    values = as_tensor(0.0 if given is None else given, "thresholds", device).to(torch.float64)
+    if given is None:
+        return torch.zeros(K, dtype=torch.float64, device=device)
+    values = as_tensor(given, "thresholds", device).to(torch.float64)
     if values.shape not in ((), (K,)) or bool(values.isnan().any()):
         raise ValueError(f"thresholds must be a number or {K} numbers, one for each label; got {given!r}")
     return values.expand(K)

@@ -130,6 +130,8 @@ class Statistics:
     #   bound         on every sum; known on the host, like the number of samples, so that reading it waits for no device
     #   group_hashes  hashes of groups whose sums the accumulator has not touched since
 
+    targets: str | None = None  # heads that were pickled before this option existed do not have it
+
     def __init__(
         self,
         in_features: int,
@@ -156,7 +158,7 @@ class Statistics:
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize: str | None = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
         self.scale: str | None = checks.one_of(scale, "scale", SCALES)
-        self.targets: str | None = checks.one_of(targets, "targets", TARGETS)
+        self.targets = checks.one_of(targets, "targets", TARGETS)
         if targets == "multilabel":
             if isinstance(target_grid, FixedPoint) and target_grid != LABEL_GRID:
                 raise ValueError(f'target_grid is for targets="regression": labels are 0 and 1; got {target_grid}')
