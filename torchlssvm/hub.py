@@ -97,6 +97,7 @@ def save_pretrained(
         "num_classes": head.num_classes,
         "multiclass": head.multiclass,
         "normalize": head.normalize,
+        "targets": head.targets,
         "grid": None if grid is None else {"limit": grid.limit, "resolution": grid.resolution},
         "backbone_hash": None,
         "network": None,
@@ -255,11 +256,14 @@ def plain_text(name: str) -> str:
     return "".join("\\" + c if c in "\\`*_{}[]<>#|" else c for c in " ".join(name.split()))
 
 
+OUTPUTS = {"classes": "classes", "multilabel": "labels for each sample", "regression": "numbers"}
+
+
 def model_card(config: dict[str, Any]) -> str:
     """The card of a model, as Markdown with the hub's header."""
     grid = config["grid"]
     rows = {
-        "head": f"`{config['head']}`, {config['in_features']} features, {config['num_classes']} classes",
+        "head": f"`{config['head']}`, {config['in_features']} features, {config['num_classes']} {OUTPUTS[config['targets']]}",
         "classes": None if config["class_names"] is None else ", ".join(map(plain_text, config["class_names"])),
         "grid": "none (float64 sums)"
         if grid is None

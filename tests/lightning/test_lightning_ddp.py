@@ -38,6 +38,16 @@ def test_every_rank_ends_with_the_head_of_all_samples(runs: Any, world: int) -> 
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "name", [f"{targets} {grid}" for targets in ("multilabel", "regression") for grid in ("auto", 16.0)]
+)
+def test_several_labels_and_numbers(runs: Any, world: int, name: str) -> None:
+    """Ranks agree on both grids, although the numbers of their first batches are of different sizes."""
+    assert all(found[name] == runs[1][1][0][name] for found in runs[world][1])
+    assert runs[world][1][0][name][0] == 67
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_metrics_are_logged_without_a_warning_about_ranks(runs: Any, world: int) -> None:
     said = "\n".join(log.read_text() for log in runs[world][0].glob("log*"))
     assert "sync_dist" not in said, said[said.index("sync_dist") - 300 :]

@@ -35,7 +35,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "class_weight": [1.0, 2.0, 0.5],
         "intercept": "none",
     },
-    "values, folds": {"grid": GRID, "targets": True, "folds": 2},
+    "values, folds": {"grid": GRID, "targets": "regression", "folds": 2},
+    "several labels": {"grid": GRID, "targets": "multilabel"},
 }
 
 
@@ -44,11 +45,12 @@ class Samples:
 
     def __init__(self, form: str, J: int, device: str):
         generator = torch.Generator().manual_seed(2)
-        self.targets, self.folds = FORMS[form].get("targets", False), FORMS[form].get("folds", 0)
+        self.targets, self.folds = FORMS[form].get("targets"), FORMS[form].get("folds", 0)
         n = BULK + 2 * FEW
         self.x = (torch.randn(n, J, generator=generator) + 0.2).clamp(-4, 4).to(device)
         self.y = (torch.randn(n, K, generator=generator) if self.targets else torch.arange(n) % K).to(device)
-        self.new = (self.y + 1) % K if not self.targets else -self.y
+        self.y = self.y > 0.5 if self.targets == "multilabel" else self.y
+        self.new = (self.y + 1) % K if not self.targets else ~self.y if self.y.dtype == torch.bool else -self.y
         self.weight = (torch.arange(n) % 3 + 1).double().to(device)
 
     def __call__(self, rows: range, weight: bool = False) -> tuple[Any, Any, Any, Any]:
@@ -57,7 +59,7 @@ class Samples:
 
 
 def make(form: str, J: int, device: str) -> LSSVMHead:
-    return LSSVMHead(J, K, device=device, **{k: v for k, v in FORMS[form].items() if k != "targets"})
+    return LSSVMHead(J, K, device=device, **FORMS[form])
 
 
 def filled(form: str, J: int, device: str) -> tuple[LSSVMHead, Samples]:

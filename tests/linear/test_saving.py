@@ -38,9 +38,10 @@ FORMS: dict[str, dict[str, Any]] = {
         "class_weight": "balanced",
     },
     "ovo, none, weights": {"grid": None, "multiclass": "ovo", "intercept": "none", "class_weight": WEIGHTS},
-    "values": {"grid": GRID, "targets": True},
-    "values, penalized": {"intercept": "penalized", "target_grid": FixedPoint(4.0), "targets": True},
-    "values, float sums": {"grid": None, "targets": True},
+    "values": {"grid": GRID, "targets": "regression"},
+    "several labels": {"grid": GRID, "targets": "multilabel"},
+    "values, penalized": {"intercept": "penalized", "target_grid": FixedPoint(4.0), "targets": "regression"},
+    "values, float sums": {"grid": None, "targets": "regression"},
 }
 
 
@@ -53,11 +54,12 @@ def samples(form: str) -> Data:
     generator = torch.Generator().manual_seed(11)
     x = (torch.randn(N + MORE, J, generator=generator) + 0.4).clamp(-4, 4)
     targets = torch.randint(-512, 512, (N + MORE, K), generator=generator) / 256  # on any grid
-    return Data(x, targets if FORMS[form].get("targets") else torch.arange(N + MORE) % K)
+    by_form = {"regression": targets, "multilabel": targets > 0.5, None: torch.arange(N + MORE) % K}
+    return Data(x, by_form[FORMS[form].get("targets")])
 
 
 def make(form: str) -> LSSVMHead:
-    return LSSVMHead(J, K, **({"rho": 1.0} | {k: v for k, v in FORMS[form].items() if k != "targets"}))
+    return LSSVMHead(J, K, **({"rho": 1.0} | FORMS[form]))
 
 
 def call(head: LSSVMHead, name: str, data: Data, rows: range) -> LSSVMHead:
@@ -160,7 +162,8 @@ def truth(head: LSSVMHead, form: str, data: Data, held: set[int], dense: Callabl
     index = sorted(held)
     x = data.x[index].double() if head.grid is None else head.grid.snap(data.x[index])
     options = {k: v for k, v in FORMS[form].items() if k in ("intercept", "class_weight", "multiclass")}
-    return dense(x, data.y[index], K, rho=head.rho, **options)
+    y = 2.0 * data.y[index] - 1.0 if data.y.dtype == torch.bool else data.y[index]
+    return dense(x, y, K, rho=head.rho, **options)
 
 
 def assert_close(head: Any, answer: tuple[Tensor, Tensor], note: str = "") -> None:

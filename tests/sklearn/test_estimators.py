@@ -7,9 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from scipy.special import softmax
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_multilabel_classification
 from sklearn.linear_model import Ridge, RidgeClassifier, RidgeClassifierCV, RidgeCV
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -116,6 +117,53 @@ def test_answers_of_scikit_learn() -> None:
             np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-8)
             np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-7)
             np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-8)
+
+
+def test_several_labels_as_ridge_classifier_has_them() -> None:
+    X, Y = make_multilabel_classification(300, 20, n_classes=4, random_state=0)
+    wide = np.random.default_rng(0).normal(size=(300, 700))
+    for rows in (X, wide, csr_matrix(wide)):
+        ours, theirs = (
+            LSSVMClassifier(rho=2.0, grid=None).fit(rows, Y),
+            RidgeClassifier(alpha=2.0, solver="lsqr", tol=1e-12),
+        )
+        theirs.fit(rows, Y)
+        np.testing.assert_allclose(ours.decision_function(rows), theirs.decision_function(rows), rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(ours.predict(rows), theirs.predict(rows))
+        assert ours.score(rows, Y) == theirs.score(rows, Y)
+        assert (ours.coef_.shape, ours.classes_.tolist()) == (theirs.coef_.shape, theirs.classes_.tolist())
+        assert ours.predict_proba(rows).shape == (300, 4)
+        assert ours.label_errors(rows, Y).order.shape == (1200, 2)
+    for rows in (X, wide):
+        ours = (
+            LSSVMClassifier(rho=2.0, grid=8.0 if rows is wide else 64.0).fit(rows, Y).partial_unfit(rows[:50], Y[:50])
+        )
+        never = clone(ours).partial_fit(rows[50:], Y[50:])
+        np.testing.assert_array_equal(ours.coef_, never.coef_)
+        with pytest.raises(RemovalError):
+            ours.partial_unfit(rows[:50], Y[:50])
+        with pytest.raises(ValueError, match="multilabel"):
+            ours.partial_fit(rows[:50], Y[:50, 0])
+    grown = LSSVMClassifier(rho=2.0, grid=8.0).fit(wide[:100], Y[:100])
+    for part in (wide[100:], wide / 2, wide / 3):
+        grown.partial_fit(part, Y[-len(part) :])
+    assert isinstance(grown.head_, LSSVMHead)  # more rows than features
+    assert grown.head_.targets == "multilabel"
+    for options in (
+        {"class_weight": "balanced"},
+        {"multiclass": "ovo"},
+        {"rule": "lda"},
+        {"calibration": "temperature"},
+    ):
+        with pytest.raises(ValueError, match=r"multilabel|temperature"):
+            LSSVMClassifier(**options).fit(X, Y)
+    with pytest.raises(ValueError, match="1d array"):
+        MarginClassifier().fit(X, Y)
+    with pytest.raises(ValueError, match="1d array"):
+        LSSVMClassifier().fit(X, Y * 3 + np.arange(4))
+    for rows in (X, wide):
+        with pytest.raises(ValueError, match="0 and 1"):
+            LSSVMClassifier().fit(rows, Y + 1)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -84,6 +84,15 @@ def main(folder: Path, rank: int, world: int) -> None:
     known = (m.head.predict(x) == y).nonzero()[:5, 0]
     found["judged"] = judged(folder, rank, world, m, (x[known], y[known]))
 
+    for targets, several in (
+        ("multilabel", x[:, :K] > 0.5),
+        ("regression", x[:, :K] * (1 + torch.arange(67)[:, None])),
+    ):
+        for grid in ("auto", 16.0):
+            m = module(targets=targets, grid=grid)
+            trainer(folder, world).fit(m, DataLoader(TensorDataset(x, several), batch_size=69 // world))
+            found[f"{targets} {grid}"] = (m.head.n, m.head.digest())
+
     m = module()
     events = corrections(x, y)
     callback = DataCorrection(events, every=1000, limit=2, dead_letters=folder / "dead.jsonl")

@@ -35,8 +35,9 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.linear_head import targets_of
 
-__all__ = ["LabelErrors", "find_label_errors", "from_scores"]
+__all__ = ["LabelErrors", "LabelPairErrors", "find_label_errors", "from_scores"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,17 @@ class LabelErrors:
 
     def __repr__(self) -> str:
         """The five most suspicious samples."""
-        named = [(i if self.ids is None else self.ids[i], given, better) for i, given, better in self.names(5)]
-        lines = [f"  {name}: labelled {given}, the model proposes {better}" for name, given, better in named]
+        named = [(i if self.ids is None else self.ids[i], *rest) for i, *rest in self.names(5)]
+        lines = [f"  {self._sentence(*row)}" for row in named]
         more = len(self.suspects) - len(named)
         lines += [f"  and {more} more"] if more > 0 else []
-        return "\n".join([f"LabelErrors: {len(self.suspects)} of {len(self.labels)} samples are suspicious", *lines])
+        title = f"{type(self).__name__}: {len(self.suspects)} of {len(self.order)} {self._ranked} are suspicious"
+        return "\n".join([title, *lines])
+
+    _ranked = "samples"
+
+    def _sentence(self, name: Any, given: Any, better: Any) -> str:
+        return f"{name}: labelled {given}, the model proposes {better}"
 
     @property
     def suspects(self) -> Tensor:
@@ -90,6 +97,43 @@ class LabelErrors:
         return [Relabel(ids=[self.ids[i]], y=[int(self.proposed[i])]) for i in self.suspects[:count].tolist()]
 
 
+@dataclass(frozen=True, repr=False)
+class LabelPairErrors(LabelErrors):
+    """Pairs of a sample and one of its labels (``targets="multilabel"``), ranked in the same way.
+
+    Attributes:
+        labels: as given (n, K), bool. scores: leave-one-out scores (n, K). ids: of the samples, or None.
+        margins: the score of each label (n, K), with the sign changed if the sample does not have the label.
+        order: all pairs (n K, 2) of row and label, the most suspicious first. proposed: what the model prefers (n, K), bool.
+        pred_probs: calibrated out-of-sample probabilities (n, K).
+        classes: the names of the labels, or None.
+    """
+
+    _ranked = "pairs of a sample and a label"
+
+    def _sentence(self, name: Any, given: Any, better: Any) -> str:
+        return f"{name}: the model would {'add' if better else 'drop'} the label {given}"
+
+    @property
+    def suspects(self) -> Tensor:
+        """The pairs (m, 2) that the model would change, the most suspicious first."""
+        return self.order[self.margins[self.order[:, 0], self.order[:, 1]] < 0]
+
+    def names(self, count: int | None = None) -> list[tuple[int, Any, Any]]:
+        """The most suspicious pairs as (row, label, whether the model gives the label to the sample)."""
+        labels = range(self.scores.shape[1]) if self.classes is None else self.classes
+        return [(i, labels[k], bool(self.proposed[i, k])) for i, k in self.suspects[:count].tolist()]
+
+    def events(self, count: int | None = None) -> list[Relabel]:
+        """Change the ``count`` most suspicious pairs, in one event for each sample. Review the events before you apply them."""
+        if self.ids is None:
+            raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
+        changed: dict[int, Tensor] = {}
+        for i, k in self.suspects[:count].tolist():
+            changed.setdefault(i, self.labels[i].clone())[k] = self.proposed[i, k]
+        return [Relabel(ids=[self.ids[i]], y=y[None]) for i, y in changed.items()]
+
+
 @exactly
 def find_label_errors(
     head: Any, x: Any, y: Any, ids: Sequence[Any] | None = None, *, weight: Any = None, groups: Any = None,
@@ -97,13 +141,16 @@ def find_label_errors(
 ) -> LabelErrors:  # fmt: skip
     """Rank samples held by a head by their leave-one-out margin, in one pass and without refitting.
 
+    With ``targets="multilabel"``, pairs of a sample and a label are ranked, see :class:`LabelPairErrors`. Numbers
+    (``targets="regression"``) are refused: rank the residuals ``y - head.leave_one_out(x, y)`` instead.
+
     With ``multiclass="ovo"`` the score of a class is its lowest score against any other class. This takes longer. It finds more
     errors if a class lies between others, so that one linear score cannot separate it from the rest (pixels, for example).
 
     Args:
         head: a linear head that holds the samples. A ``CompactLSSVMHead`` does not support ``groups``.
         x: (n, J), as added.
-        y: (n,), as added.
+        y: (n,) labels, or (n, K) for ``targets="multilabel"``, as added.
         weight: (n,), as added.
         ids: the ids of the samples, for ``events``.
         groups: (n,), e.g. users who may have mislabelled all of their samples. The scores are then leave-group-out scores.
@@ -113,28 +160,37 @@ def find_label_errors(
     if lift is not None:
         x = checks.as_tensor(x, "x", head.device)
         lifted = RandomReLU(head.in_features, lift, device=head.device)(x)
-        options = {"intercept": head.intercept, "class_weight": head.class_weight, "device": head.device}
+        options = {name: getattr(head, name) for name in ("intercept", "class_weight", "targets", "device")}
         head, x = LSSVMHead(lift, head.num_classes, rho="gcv", **options).add(lifted, y, weight=weight), lifted
     options = {} if groups is None else {"groups": groups}
     if getattr(head, "multiclass", "ovr") == "ovo":
         options["pairs"] = "least"
     scores = head.leave_one_out(x, y, weight=weight, **options)
     labels = torch.as_tensor(y, device=scores.device)
-    return from_scores(scores, labels, ids)
+    return from_scores(scores, labels.bool() if targets_of(head) == "multilabel" else labels, ids)
 
 
 @exactly
 def from_scores(
     scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None, *, classes: Sequence[Any] | None = None
 ) -> LabelErrors:
-    """Rank samples by leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,)."""
+    """Rank samples by leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,).
+
+    Labels (n, K), bool, rank pairs of a sample and a label.
+    """
+    if labels.dtype == torch.bool and labels.shape == scores.shape:
+        return _rank_pairs(scores, labels, ids, classes)
+    if labels.ndim == 2:
+        raise ValueError(
+            'label errors need labels (n,), or targets="multilabel"; numbers have none: rank the residuals '
+            "y - head.leave_one_out(x, y) instead"
+        )
     if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != scores.shape[:1] or labels.is_floating_point():
         raise ValueError(
             f"needed: scores (n, K >= 2) and integer labels (n,); got {tuple(scores.shape)} and {tuple(labels.shape)}, "
             f"{labels.dtype}"
         )
-    if ids is not None and len(ids) != len(labels):
-        raise ValueError(f"labels and ids differ in length: {len(labels)} labels, {len(ids)} ids")
+    names = _names(ids, labels)
     labels = labels.to(torch.int64)
     margin = margins(scores, labels)
     probabilities = scores
@@ -147,6 +203,31 @@ def from_scores(
         order=margin.argsort(stable=True),
         proposed=scores.argmax(1),
         pred_probs=probabilities.cpu().numpy(),
-        ids=None if ids is None else tuple(str(i) for i in ids),
+        ids=names,
         classes=None if classes is None else tuple(classes),
     )
+
+
+def _rank_pairs(
+    scores: Tensor, labels: Tensor, ids: Sequence[Any] | None, classes: Sequence[Any] | None
+) -> LabelPairErrors:
+    margin = torch.where(labels, scores, -scores)
+    order = margin.flatten().argsort(stable=True)
+    K = scores.shape[1]
+    probabilities = scores if not len(labels) else fit(scores, labels, torch.ones_like(scores[:, 0]), None)(scores)
+    return LabelPairErrors(
+        labels=labels,
+        scores=scores,
+        margins=margin,
+        order=torch.stack([order // K, order % K], 1),
+        proposed=scores > 0,
+        pred_probs=probabilities.cpu().numpy(),
+        ids=_names(ids, labels),
+        classes=None if classes is None else tuple(classes),
+    )
+
+
+def _names(ids: Sequence[Any] | None, labels: Tensor) -> tuple[str, ...] | None:
+    if ids is not None and len(ids) != len(labels):
+        raise ValueError(f"labels and ids differ in length: {len(labels)} labels, {len(ids)} ids")
+    return None if ids is None else tuple(str(i) for i in ids)

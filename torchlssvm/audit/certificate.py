@@ -69,7 +69,7 @@ class Certificate:
             journal, time, number of samples (or names) and commitments.
         commitment: to the digest of the head's statistics at ``position``; None for a machine without a digest.
         position: number of entries in the journal when the certificate was issued; ``chain`` is the hash of the journal there.
-        grid: the resolution of the features, and ``normalize`` and ``scale`` if the head uses them.
+        grid: the resolution of the features, and ``normalize``, ``scale`` and ``targets`` if the head uses them.
         fingerprint: of the network that computes the features.
         shape: number of features and classes; ``samples``: number of remaining samples.
         compacted: the store's files were rewritten after the erasure, so the bytes are gone.

@@ -198,7 +198,8 @@ def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
 @command(
     "classify",
     "Predict the classes of new samples. Prints CSV with the columns id, class and score, or JSON with --json; --out writes "
-    "a file instead. Nothing is learned.",
+    "a file instead. A store of several labels per sample gives the column labels instead of class and score, and a store of "
+    "numbers a column for each. Nothing is learned.",
     *SAMPLES,
     option("--subjects", metavar="COLUMN", help="a column of the table that is not a feature"),
     option("--scores", action="store_true", help="add the score of every class"),
@@ -223,16 +224,18 @@ def classify(options: argparse.Namespace) -> int:
         settings, head = Settings.load(store), store.head
         samples = open_samples(options, store, labelled=False)
         names = [settings.name(k) for k in range(head.num_classes)]
+        if head.targets != "classes" and options.labels is not None:
+            raise UsageError("--labels counts right classes, and this store has several labels or numbers per sample")
         with progress(options, "classifying", len(samples)) as advance:
             for _, ids, x, y, _ in samples.batches(size):
                 scores = head(x.to(head.device, torch.float64)).cpu()
                 bad = (~scores.isfinite().all(1)).nonzero()[:, 0].tolist()
                 if bad:
                     raise ValueError(f"{samples.path}: the features of {ids[bad[0]]!r} are not finite numbers")
-                best = scores.argmax(1)
-                right += 0 if y is None else int((best == torch.as_tensor(y)).sum())
-                for sample, k, row in zip(ids, best.tolist(), scores.tolist(), strict=True):
-                    rows.append({"id": sample, "class": names[k], "score": row[k]})
+                found = head.answers(scores)
+                right += 0 if y is None else int((found == torch.as_tensor(y)).sum())
+                for sample, answer, row in zip(ids, found.tolist(), scores.tolist(), strict=True):
+                    rows.append({"id": sample} | answer_columns(head.targets, answer, row, names))
                     if options.scores:
                         rows[-1] |= {f"score {name}": score for name, score in zip(names, row, strict=True)}
                 advance(len(ids))
@@ -248,6 +251,15 @@ def classify(options: argparse.Namespace) -> int:
     accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
     summary = f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
     return emit(options, said | {"out": str(options.out)}, summary)
+
+
+def answer_columns(targets: str, answer: Any, scores: list[float], names: list[str]) -> dict[str, Any]:
+    """The columns of one prediction: the class and its score, the labels that apply, or the numbers by name."""
+    if targets == "multilabel":
+        return {"labels": ";".join(name for name, applies in zip(names, answer, strict=True) if applies)}
+    if targets == "regression":
+        return dict(zip(names, scores, strict=True))
+    return {"class": names[answer], "score": scores[answer]}
 
 
 # -- relabel -----------------------------------------------------------------------------------------------------------

@@ -83,6 +83,13 @@ if TYPE_CHECKING:
         help="how weights follow from the sums: least squares (default), the linear discriminant (for many classes and few "
         "features), or auto: the more accurate one in leave-one-out",
     ),
+    option(
+        "--targets",
+        choices=("classes", "multilabel", "regression"),
+        default="classes",
+        help="what is predicted: one class per sample (default), several labels per sample, or numbers. --classes is then the "
+        "number of labels or numbers, and add --labels takes an array (n, K)",
+    ),
     one_of(
         option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
         option("--fingerprint", metavar="F", help="fingerprint of the network that computes the features in files"),
@@ -155,6 +162,8 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
         if options.head != "lssvm":
             raise UsageError("--rule needs --head lssvm")
         build["rule"] = options.rule
+    if options.targets != "classes":
+        build["targets"] = options.targets
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
@@ -251,7 +260,8 @@ def stats(options: argparse.Namespace) -> int:
         settings, found = Settings.load(store), store.stats()
     found |= {"class_names": settings.classes, "backbone": settings.backbone, "weights": settings.weights}
     shown = {name: value for name, value in found.items() if value not in (None, [], {})}
-    shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
+    if found["targets"] == "classes":
+        shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
     shown["class_names"] = ", ".join(settings.classes) or "none"
     return emit(options, found, table(shown))
 

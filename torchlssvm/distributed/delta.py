@@ -113,7 +113,8 @@ class Delta(Changes):
         stats = head.statistics
         out = Statistics(
             stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
-            per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
+            per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale,
+            targets=stats.targets, device=stats.device,
         )  # fmt: skip
         delta = cls(out, fingerprint=fingerprint_of(target, fingerprint))
         delta.key = head.pending.held_rows.key or delta.key
@@ -222,7 +223,8 @@ class Delta(Changes):
             meta = json.loads(tensor_to_bytes(saved["meta"]).decode())
             stats = Statistics(
                 meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
-                folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), device=device,
+                folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), targets=meta.get("targets"),
+                device=device,
             )  # fmt: skip
             stats.load(saved)
             out = cls(stats, fingerprint=about["fingerprint"], id=about["id"])

@@ -35,6 +35,11 @@ def least_squares(scores: Tensor) -> Tensor:
     return (p - above.gather(1, used - 1)).clamp(min=0.0)
 
 
+def strictly_inside(p: Tensor) -> Tensor:
+    """Keep probabilities of labels 1e-9 away from 0 and 1, so that their logarithms are finite. p: (B, K)."""
+    return p.clamp(1e-9, 1.0 - 1e-9)
+
+
 def minimized(
     theta: Tensor, loss: Callable[[Tensor], Tensor], newton_step: Callable[[Tensor], Tensor], low: float, high: float
 ) -> Tensor:

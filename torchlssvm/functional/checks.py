@@ -161,14 +161,18 @@ def scored_features(x: Any, J: int, device: torch.device, sparse: bool = False) 
     return (x if usable else features(x, J, device, sparse)).to(torch.float64)
 
 
-def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
-    """y as int64 labels (B,), kind "labels", or as float targets (B, K), kind "values"."""
+def targets(y: Any, x: Tensor, K: int, mode: str | None = None) -> tuple[Tensor, str]:
+    """y as int64 labels (B,), kind "labels", or as float targets (B, K), kind "values".
+
+    ``mode``: None for either kind; "multilabel" and "regression" take (B, K) only, or (B,) if K = 1.
+    """
     y = as_tensor(y, "y", x.device)
     if y.ndim == 0 or y.shape[0] != x.shape[0]:
         raise ValueError(f"x and y differ in length: x has shape {tuple(x.shape)}, y has shape {tuple(y.shape)}")
     if y.numel() == 0 and y.ndim == 1 and K > 1:
-        return y.to(torch.int64), "labels"
-    if y.ndim == 1 and (y.dtype in INTEGER_DTYPES or (y.dtype == torch.bool and K == 2)) and K > 1:
+        return (y.to(torch.int64), "labels") if mode is None else (y.to(torch.float64).reshape(0, K), "values")
+    is_label = y.dtype in INTEGER_DTYPES or (y.dtype == torch.bool and K == 2)
+    if mode is None and y.ndim == 1 and is_label and K > 1:
         return y.to(torch.int64), "labels"
     if y.ndim == 1 and K == 1:
         y = y[:, None]
@@ -178,6 +182,12 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
         and (y.dtype in FLOAT_DTYPES or y.dtype in INTEGER_DTYPES or y.dtype == torch.bool)
     ):
         return (y if y.dtype in FLOAT_DTYPES else y.to(torch.float64)), "values"
+    if mode is not None:
+        what = "0 and 1, or booleans," if mode == "multilabel" else "numbers"
+        raise ValueError(
+            f"targets={mode!r} needs y with {what} of shape (B, {K}), got shape {tuple(y.shape)}, dtype {y.dtype}; class "
+            'labels (B,) are for targets="classes"'
+        )
     if y.ndim == 1 and y.dtype in FLOAT_DTYPES:
         odd = next((v for v in y.tolist() if not v.is_integer()), y[0].item())
         raise ValueError(
@@ -188,6 +198,31 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
         f"y must be integer labels of shape (B,) or float targets of shape (B, {K}); "
         f"got shape {tuple(y.shape)}, dtype {y.dtype} for x of shape {tuple(x.shape)}"
     )
+
+
+def label_signs(y: Tensor) -> Tensor:
+    """Code labels 0 and 1 as -1 and +1 (B, K), float64; anything else becomes NaN. y: (B, K)."""
+    signs = 2.0 * y.to(torch.float64) - 1.0
+    return torch.where(signs.abs() == 1.0, signs, torch.nan)
+
+
+def raise_not_binary(y: Tensor) -> None:
+    """Raise ValueError with the first value that is neither 0 nor 1."""
+    first = tuple(label_signs(y).isnan().nonzero()[0].tolist())
+    raise ValueError(
+        f'targets="multilabel" needs 0 and 1, or booleans; y holds {y[first].item()!r} at index {first}. Numbers are for '
+        'targets="regression"'
+    )
+
+
+def thresholds(given: Any, K: int, device: torch.device) -> Tensor:
+    """Thresholds of labels (K,): one number for all labels, or one for each; float64. None is 0 for all."""
+    if given is None:
+        return torch.zeros(K, dtype=torch.float64, device=device)
+    values = as_tensor(given, "thresholds", device).to(torch.float64)
+    if values.shape not in ((), (K,)) or bool(values.isnan().any()):
+        raise ValueError(f"thresholds must be a number or {K} numbers, one for each label; got {given!r}")
+    return values.expand(K)
 
 
 def weights(given: Any, x: Tensor) -> Tensor | None:

@@ -107,6 +107,18 @@ class KernelLSSVM(KernelMachine):
         alpha, b = self._solved(at)
         return self.kernel.tiled_product(rows, self._slots.x[at], alpha) + b
 
+    def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
+        """The class with the highest score; ValueError for a machine that holds float targets, which name no class."""
+        predicted = super().predict(x)
+        if not torch.compiler.is_compiling() and not checks.is_fake(predicted):
+            y = self.targets
+            if not bool(((y > 0).sum(1) == 1).all() & (y.abs() == 1.0).all()):
+                raise ValueError(
+                    "this machine holds float targets (B, K), which name no class: use its scores, machine(x). "
+                    'LSSVMHead has targets="multilabel" and targets="regression"'
+                )
+        return predicted
+
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """Compute the score of class 1, for two classes. It is positive if class 1 is predicted."""
         if self._outputs != 2:

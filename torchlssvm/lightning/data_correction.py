@@ -26,6 +26,7 @@ from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.learner import Learner, change_on_first
 from torchlssvm.linear.labelled_batches import unpack
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
@@ -323,10 +324,12 @@ class DataCorrection(Callback):
             store.update_note(UNCERTIFIED_NOTE, lambda noted: [*(noted or []), *missing])
 
     def _accuracy(self, head: Any) -> float | None:
+        """Share of right answers, of several labels the share of right labels; None for numbers."""
         right = total = 0
-        for x, y in self._features if SampleAdapter(head).count else []:
+        judged = SampleAdapter(head).count and targets_of(head) != "regression"
+        for x, y in self._features if judged else []:
             right += int((head.predict(x) == y).sum())
-            total += len(y)
+            total += y.numel()
         sums = ranks.gather((right, total))
         whole = sum(t for _, t in sums)
         return sum(r for r, _ in sums) / whole if whole else None

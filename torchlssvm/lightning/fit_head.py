@@ -90,7 +90,7 @@ class FitHead(Callback):
 
     def _add(self, head: Any, phi: Tensor, y: Tensor) -> None:
         if ranks.is_summed(head):
-            ranks.agree_on_grid(head, phi)
+            ranks.agree_on_grid(head, phi, y)
             head.add(phi, y)
             return
         for x, labels in ranks.gather((phi.cpu(), y.cpu())) if ranks.are_several() else [(phi, y)]:

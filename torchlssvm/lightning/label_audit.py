@@ -23,6 +23,7 @@ from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 
 HeldSamples = tuple[list[str], Tensor, Tensor]
@@ -79,6 +80,12 @@ class LabelAudit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the samples, or start to collect them while they are learned."""
+        targets = targets_of(find_head(pl_module, self.head))
+        if targets != "classes":
+            raise ValueError(
+                f"LabelAudit ranks samples with one class each, this head has targets={targets!r}: call "
+                "find_label_errors(head, x, y, ids) for several labels"
+            )
         learner = getattr(pl_module, "learner", None)
         self._learner = learner if isinstance(learner, Learner) else None
         if self.samples is None and self._learner is None:

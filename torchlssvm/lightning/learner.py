@@ -154,7 +154,7 @@ class Learner:
             skipped += len(ids) - len(new)
             learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
             if self.shared_out:
-                ranks.agree_on_grid(self.head, x[learned])
+                ranks.agree_on_grid(self.head, x[learned], y[learned])
             if learned:
                 keep = torch.tensor(learned, device=x.device)
                 owners = None if subjects is None else [subjects[k] for k in learned]
@@ -172,7 +172,7 @@ class Learner:
 
     def _learn_unnamed(self, x: Tensor, y: Tensor) -> None:
         """Learn samples without ids."""
-        ranks.agree_on_grid(self.head, x)
+        ranks.agree_on_grid(self.head, x, y)
         if len(x):
             self.named.complete = False
             self.head.add(x, y)

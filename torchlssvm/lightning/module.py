@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torchlssvm.backbones import build
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.grid import FixedPoint, grid_to_text
+from torchlssvm.functional.several_targets import f1_score, r2_score
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 
 
@@ -58,13 +60,17 @@ class LSSVMModule(LightningModule):
 
     **Logged**: ``val_accuracy``, ``val_loss`` (mean squared error against targets -1 and +1; with one-vs-one the share of
     wrong answers), ``val_recall`` (mean over the classes that occur) and, with at most 50 classes, ``val_recall_0`` and so
-    on; the same with ``test_``; with several loaders each name ends in ``/dataloader_idx_0`` and so on. At the end of a
+    on. With ``targets="multilabel"``: ``val_f1`` (micro), ``val_f1_macro`` and ``val_loss``; with ``"regression"``:
+    ``val_r2`` and ``val_loss``. The same with ``test_``; with several loaders each name ends in ``/dataloader_idx_0`` and so
+    on. At the end of a
     training epoch ``rho`` and ``n``, the number of samples held.
 
     Args:
         backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
             data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
-        num_classes: K.
+        num_classes: K, classes, or labels or numbers for each sample.
+        targets: ``"classes"``, ``"multilabel"`` (batches with y (B, K) of 0 and 1) or ``"regression"`` (y (B, K) or (B,)), as
+            for :class:`~torchlssvm.LSSVMHead`.
         weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
             (the best weights available), or ``"random"``.
         in_features: the width of the features, for ``"identity"`` and for a network that ends in features.
@@ -110,6 +116,7 @@ class LSSVMModule(LightningModule):
         backbone: str | nn.Module,
         num_classes: int,
         *,
+        targets: str = "classes",
         weights: str | None = None,
         in_features: int | None = None,
         layers: str | list[str] = "last",
@@ -136,7 +143,7 @@ class LSSVMModule(LightningModule):
         self._suppression_key = suppression_key
         options: dict[str, Any] = {}
         if not isinstance(head, nn.Module):
-            options = {"grid": grid} | (head_options or {})
+            options = {"grid": grid} | ({} if targets == "classes" else {"targets": targets}) | (head_options or {})
             if rho == "kfold":  # chosen by select_rho later
                 options["rho"] = 1.0
             elif rho is not None or head != "margin":
@@ -287,6 +294,13 @@ class LSSVMModule(LightningModule):
         if self.learner.empty or not len(part.y):
             return
         scores = self(part.x)
+        targets = targets_of(self.head)
+        if targets != "classes":
+            predicted = scores > 0 if targets == "multilabel" else scores
+            y = part.y.reshape(len(part.y), -1)
+            loss = (scores - (2.0 * y - 1.0 if targets == "multilabel" else y)).square().mean(1)
+            self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, y, loss))
+            return
         predicted = scores.argmax(1)
         if getattr(self.head, "multiclass", "ovr") == "ovo":
             loss = (predicted != part.y).double()
@@ -317,13 +331,14 @@ class LSSVMModule(LightningModule):
             parts = [part for rank in ranks.gather(mine.get(index, [])) for part in rank]
             if not parts:
                 continue
-            found, repeated = summarize(parts, self.hparams["num_classes"])
+            targets = targets_of(self.head)
+            found, repeated = summarize(parts, self.hparams["num_classes"], targets)
             if repeated and not ranks.are_several():
                 self._warn_once("repeated", f"{repeated} sample(s) to be judged repeat an id: each is counted once")
             end = f"/dataloader_idx_{index}" if loaders > 1 else ""
             # All ranks log the same values, whose mean Lightning takes.
             for name, value in found.items():
-                shown = name == "accuracy"
+                shown = name in ("accuracy", "f1", "r2")
                 self.log(f"{stage}_{name}{end}", value, prog_bar=shown, sync_dist=True, add_dataloader_idx=False)
 
     on_test_epoch_end = on_validation_epoch_end
@@ -401,7 +416,9 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     return "\n  ".join([text, *shown])
 
 
-def summarize(parts: list[tuple[Any, ...]], classes: int) -> tuple[dict[str, Tensor], int]:
+def summarize(
+    parts: list[tuple[Any, ...]], classes: int, targets: str = "classes"
+) -> tuple[dict[str, Tensor | float], int]:
     """Compute metrics of answers, each id once, and count the answers left out.
 
     Recall is the mean over the classes that occur among the labels.
@@ -411,8 +428,14 @@ def summarize(parts: list[tuple[Any, ...]], classes: int) -> tuple[dict[str, Ten
     kept = [k for k, name in enumerate(ids) if name is None or first[name] == k]
     device = parts[0][2].device
     predicted, y, loss = (torch.cat([part[k].to(device) for part in parts])[kept] for k in (1, 2, 3))
+    found: dict[str, Tensor | float] = {"loss": loss.double().mean()}
+    if targets == "multilabel":
+        found |= {"f1": f1_score(y, predicted), "f1_macro": f1_score(y, predicted, "macro")}
+        return found, len(ids) - len(kept)
+    if targets == "regression":
+        return found | {"r2": r2_score(y, predicted)}, len(ids) - len(kept)
     right = (predicted == y).double()
-    found = {"accuracy": right.mean(), "loss": loss.double().mean()}
+    found["accuracy"] = right.mean()
     recalls = {c: right[y == c].mean() for c in range(classes) if bool((y == c).any())}
     found["recall"] = torch.stack(list(recalls.values())).mean()
     each = {f"recall_{c}": value for c, value in recalls.items()} if classes <= 50 else {}  # more would flood a logger

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from torchlssvm.lightning import ranks
 from torchlssvm.linear.labelled_batches import check_names
+from torchlssvm.linear.linear_head import targets_of
 
 
 class PredictionFile(Callback):
     """Writes what ``trainer.predict`` computes to a CSV file: a line for each sample, in the order of the data.
 
-    Its columns are the sample's number, or its id where batches have ids, the class predicted, and a score for each class.
+    Its columns are the sample's number, or its id where batches have ids, the class predicted, and a score for each class. Of
+    a head with ``targets="multilabel"``, the predicted labels stand in one column with spaces between them. Of a head with
+    ``targets="regression"``, the scores are the numbers predicted, and the column of the prediction is empty.
     With several ranks the first one writes, and samples that a sampler repeats are written once.
 
     Args:
@@ -60,6 +63,7 @@ class PredictionFile(Callback):
         """Write the file, on the first rank, and print where it is."""
         rows = sorted(row for part in ranks.gather(self._rows) for row in part)
         self._rows = []
+        targets = targets_of(getattr(pl_module, "head", None))
 
         def write() -> None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +73,9 @@ class PredictionFile(Callback):
                 classes = len(rows[0][3]) if rows else 0
                 table.writerow(["sample", "predicted", *(f"score_{k}" for k in range(classes))])
                 for _, number, name, scores in rows:
-                    best = max(range(classes), key=scores.__getitem__)
+                    best = str(max(range(classes), key=scores.__getitem__)) if targets == "classes" else ""
+                    if targets == "multilabel":
+                        best = " ".join(str(k) for k, score in enumerate(scores) if score > 0)
                     table.writerow([number if name is None else name, best, *(repr(s) for s in scores)])
             os.replace(beside, self.path)
 

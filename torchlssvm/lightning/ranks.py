@@ -94,16 +94,20 @@ def copy_from_first(head: Any) -> None:
             head._choices.made["rho"] = chosen
 
 
-def agree_on_grid(head: Any, x: Tensor) -> None:
-    """Choose the grid of an empty head with ``grid="auto"`` from the first batches of all ranks."""
+def agree_on_grid(head: Any, x: Tensor, y: Tensor) -> None:
+    """Choose the grids of an empty head that are ``"auto"`` from the first batches of all ranks."""
     if not are_several() or not is_summed(head):
         return
     stats = head.statistics
-    if stats.grid is None:  # on all ranks or on none: either each has learned a batch, or none has
+    values = y.ndim == 2 or stats.num_classes == 1
+    # Open on all ranks or on none: either each has learned a batch, or none has.
+    if stats.grid is None or (values and stats.target_grid is None):
         x = normalized(x.double(), stats.normalize)
-        largest = max(gather(float(x.abs().max()) if x.numel() else 0.0))
-        if math.isfinite(largest):
-            stats.decide("labels", FixedPoint.auto(largest), None)
+        mine = tuple(float(part.abs().max()) if part.numel() else 0.0 for part in (x, y.double()))
+        largest, largest_y = map(max, zip(*gather(mine), strict=True))
+        if math.isfinite(largest) and math.isfinite(largest_y):
+            target_grid = (stats.target_grid or FixedPoint.auto(largest_y)) if values else None
+            stats.decide("values" if values else "labels", stats.grid or FixedPoint.auto(largest), target_grid)
 
 
 def loader_at(loaders: Any, index: int) -> Any:

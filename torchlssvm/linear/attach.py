@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import pickle
 import warnings
@@ -20,12 +21,13 @@ from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_lay
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
 from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
-from torchlssvm.functional.checks import finite_scores, is_fake
+from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
+from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs_of, is_loader, to_device
-from torchlssvm.linear.linear_head import LinearHead
+from torchlssvm.linear.linear_head import LinearHead, targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
 
@@ -75,7 +77,7 @@ def attach(
     Args:
         model: the network, or a :class:`~torchlssvm.features.LayerTaps`. With ``in_features``, a backbone that already returns
             features, which is used unchanged. A string is the folder or name of an encoder of transformers.
-        num_classes: K, the number of classes.
+        num_classes: K, the number of classes; of labels or numbers with ``targets="multilabel"`` or ``"regression"``.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
@@ -99,7 +101,8 @@ def attach(
             determines the head: its ``rho`` and ``class_weight`` are used unless you give them here, and all other options must
             be equal.
         classes: names of the classes, in the order of the labels. A store keeps the names. See ``predict(images, names=True)``.
-        head_options: options of the new head, which is created on the device of the model. ``rho`` is ``"gcv"`` unless given
+        head_options: options of the new head, which is created on the device of the model, e.g. ``targets="multilabel"`` for
+            several labels for each image, or ``targets="regression"`` for numbers. ``rho`` is ``"gcv"`` unless given
             (see :class:`~torchlssvm.LSSVMHead`). A ``MarginHead`` chooses rho by k-fold.
 
     Example:
@@ -484,12 +487,30 @@ class AttachedClassifier(nn.Module):
         assert self.samples is not None
         self.samples.follow()
 
-    def predict(self, images: Any, names: bool = False, progress: bool = False) -> Any:
-        """Classes of ``images`` (B, ...) or of a loader: (B,), or a list of B names with ``names=True``."""
+    @property
+    def targets(self) -> str:
+        """What the head predicts: "classes", "multilabel" or "regression"."""
+        return targets_of(self.head)
+
+    def predict(self, images: Any, names: bool = False, progress: bool = False, thresholds: Any = None) -> Any:
+        """Classes of ``images`` (B, ...) or of a loader: (B,), or a list of B names with ``names=True``.
+
+        With ``targets="multilabel"``: booleans (B, K), or a list of B lists of names. ``thresholds`` are one number or one for
+        each label (K,). With ``targets="regression"``: numbers (B, K), or (B,) if K = 1.
+        """
+        if names and self.targets == "regression":
+            raise ValueError('names are of classes or labels: with targets="regression", predict returns numbers')
         if names and self.classes is None:
             raise ValueError("the classes have no names: attach(model, 2, classes=['ant', 'bee'])")
-        labels = self._in_batches(lambda x: self._ask("predict", self._features(x)), images, progress, "predict")
-        return [self.classes[label] for label in labels.tolist()] if names and self.classes else labels
+        more = {} if thresholds is None else {"thresholds": thresholds}
+        labels = self._in_batches(
+            lambda x: self._ask("predict", self._features(x), **more), images, progress, "predict"
+        )
+        if not names or self.classes is None:
+            return labels
+        if labels.ndim == 2:
+            return [list(itertools.compress(self.classes, row)) for row in labels.tolist()]
+        return [self.classes[label] for label in labels.tolist()]
 
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
         """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
@@ -520,12 +541,24 @@ class AttachedClassifier(nn.Module):
     ) -> Tensor:
         """Counts (K, K) of samples by their label (row) and their predicted class (column).
 
+        With ``targets="multilabel"``: counts (K, 2, 2), for each label by whether a sample has it (row) and whether it is
+        predicted (column), as ``multilabel_confusion_matrix`` of scikit-learn.
+
         Args:
             images: (B, ...) with labels ``y``, or a loader.
-            y: (B,) labels.
-            plot: file to draw the matrix to, e.g. ``"confusion.png"``; needs matplotlib.
+            y: (B,) labels, or (B, K).
+            plot: file to draw the matrix to, e.g. ``"confusion.png"``; needs matplotlib. For classes only.
         """
         K = int(self.head.num_classes)
+        if self.targets == "regression":
+            raise ValueError(
+                'a confusion matrix counts classes or labels, and targets="regression" has neither: use score'
+            )
+        if self.targets == "multilabel":
+            if plot is not None:
+                raise ValueError('plot draws one matrix of classes; targets="multilabel" has one matrix for each label')
+            parts = [confusion_by_label(*pair) for pair in self._judged(images, y, False, "confusion_matrix")]
+            return torch.stack(parts).sum(0) if parts else torch.zeros(K, 2, 2, dtype=torch.int64)
         out = torch.zeros(K * K, dtype=torch.int64, device=self.device)
         for labels, predicted in self._judged(images, y, False, "confusion_matrix"):
             if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < K:
@@ -538,6 +571,8 @@ class AttachedClassifier(nn.Module):
     def predict_proba(self, images: Any, progress: bool = False) -> Tensor:
         """Probabilities of the classes for ``images`` (B, ...) or a loader: (B, K), calibrated on leave-one-out scores.
 
+        With ``targets="multilabel"`` there is one probability for each label, and they do not sum to one.
+
         With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
         ``calibrate`` first and after each change to the samples.
         """
@@ -545,6 +580,7 @@ class AttachedClassifier(nn.Module):
             self.samples is not None
             and not self.samples.store.readonly
             and getattr(self.head, "calibration", 0) is None
+            and self.targets != "regression"
         ):
             self.calibrate()
         return self._in_batches(self._probabilities, images, progress, "predict_proba")
@@ -581,8 +617,20 @@ class AttachedClassifier(nn.Module):
         self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
         return self
 
-    def score(self, images: Any, y: Tensor | None = None, progress: bool = False) -> float:
-        """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader."""
+    def score(self, images: Any, y: Tensor | None = None, progress: bool = False, average: str = "micro") -> float:
+        """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader.
+
+        With ``targets="multilabel"``: F1, where ``average`` is "micro" (over all pairs of a sample and a label) or "macro" (the
+        mean over the labels). With ``targets="regression"``: R^2, the mean over the K numbers.
+        """
+        if self.targets != "classes":
+            pairs = list(self._judged(images, y, progress, "score"))
+            if not sum(len(labels) for labels, _ in pairs):
+                raise ValueError("there are no samples to score")
+            truth, predictions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            if self.targets == "regression":
+                return r2_score(truth, predictions)
+            return f1_score(truth, predictions, average)
         right = total = 0
         for labels, predicted in self._judged(images, y, progress, "score"):
             right += int((predicted == labels).sum())
@@ -592,15 +640,18 @@ class AttachedClassifier(nn.Module):
         return right / total
 
     def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Labels (B,) and predicted classes (B,), batch by batch."""
+        """Labels (B,) or targets (B, K) and predictions of the same shape, batch by batch."""
         batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
         for part in batches or batches_of(images, self.device, progress, what):
             predicted = self.predict(part.x)
             labels = torch.as_tensor(part.y, device=predicted.device)
+            if self.targets == "regression" and predicted.ndim == 1 and labels.shape == (len(predicted), 1):
+                labels = labels[:, 0]
             if labels.shape != predicted.shape:
-                raise ValueError(
-                    f"y must have shape {tuple(predicted.shape)}, one label an image; got {tuple(labels.shape)}"
-                )
+                each = "one label an image" if self.targets == "classes" else "as predict returns them"
+                raise ValueError(f"y must have shape {tuple(predicted.shape)}, {each}; got {tuple(labels.shape)}")
+            if self.targets == "multilabel" and bool(label_signs(labels).isnan().any()):
+                raise_not_binary(labels)
             yield labels, predicted
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:

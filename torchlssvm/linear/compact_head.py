@@ -125,8 +125,11 @@ class CompactLSSVMHead(nn.Module):
         return checks.scored_features(x, self.in_features, self.device) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """Return the class with the highest score; ValueError for a row that holds NaN or inf."""
-        return checks.finite_scores(self(x)).argmax(1)
+        """Return the class with the highest score; ValueError for a row that holds NaN or inf, and for float targets."""
+        scores = checks.finite_scores(self(x))
+        if not torch.compiler.is_compiling() and not checks.is_fake(scores) and not bool(self.counts.any()):
+            raise ValueError("this head holds float targets (B, K), which name no class: use its scores, head(x)")
+        return scores.argmax(1)
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:

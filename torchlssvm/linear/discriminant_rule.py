@@ -49,7 +49,7 @@ def resolve_rule(rule: str, stats: Statistics) -> str:
         return rule
     K, J = stats.num_classes, stats.in_features
     few = K >= 3 and J <= COLUMNS_PER_CLASS * K
-    return "lda" if few and stats.kind != "values" else "least_squares"
+    return "lda" if few and stats.kind != "values" and stats.targets is None else "least_squares"
 
 
 class ClassMeans(NamedTuple):

@@ -25,7 +25,7 @@ from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.discriminant_rule import check_rule, resolve_rule
-from torchlssvm.linear.linear_head import LinearHead, check_class_weight
+from torchlssvm.linear.linear_head import LinearHead, check_class_weight, refuse_for_targets
 from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
@@ -56,7 +56,11 @@ class LSSVMHead(LinearHead):
 
     Args:
         in_features: J, the number of features.
-        num_classes: K, the number of classes (or of float targets; 1 for plain regression).
+        num_classes: K, the number of classes, of labels or of numbers to predict.
+        targets: what ``y`` is. ``"classes"`` (labels (B,), one class for each sample), ``"multilabel"`` (0 and 1, or booleans
+            (B, K): each label is a problem of its own, coded -1 and +1, and ``predict`` returns booleans) or ``"regression"``
+            (numbers (B, K), or (B,) if K = 1, on a grid of their own, ``target_grid``; ``predict`` returns numbers).
+            ``"classes"`` also takes float targets (B, K), but ``predict`` then raises an error.
         rho: the regularization, a number > 0 or ``"gcv"``. It can be set at any time. ``"gcv"`` chooses a power of two from the
             statistics alone and prefers the larger value in a near-tie. The choice is made at the first read with 10 samples of
             two classes; before that, rho is 1.0. It is made again by ``refresh()``, at the end of a fit or command and before a
@@ -70,7 +74,8 @@ class LSSVMHead(LinearHead):
             then votes, and margins break ties.
         grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
             batch), or None for float64 sums.
-        target_grid: the grid for float targets, given in the same way.
+        target_grid: the grid for float targets, given in the same way: ``"auto"`` rounds them to 2^-20 of the largest one in
+            the first batch, and whole numbers below a million are exact.
         per_class: keep sums per class, which ``forget_class`` needs. None keeps them only if ``class_weight`` or ``"ovo"``
             needs them.
         rule: how weights are computed from the sums: ``"least_squares"``, ``"lda"`` or ``"auto"``. Settable. ``"lda"`` is the
@@ -126,6 +131,7 @@ class LSSVMHead(LinearHead):
         grid: GridOption = "auto",
         target_grid: GridOption = "auto",
         rule: str = "least_squares",
+        targets: str = "classes",
         per_class: bool | None = None,
         folds: int = 0,
         normalize: str | None = None,
@@ -138,6 +144,9 @@ class LSSVMHead(LinearHead):
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
+        checks.one_of(targets, "targets", ("classes", "multilabel", "regression"))
+        if targets != "classes":
+            refuse_for_targets(targets, weight, multiclass, rule)
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes:
             raise ValueError(
@@ -146,6 +155,7 @@ class LSSVMHead(LinearHead):
         sums = Statistics(
             in_features, num_classes, grid=grid, target_grid=target_grid, folds=folds, device=device,
             per_class=needs_classes if per_class is None else per_class, normalize=normalize, scale=scale,
+            targets=None if targets == "classes" else targets,
         )  # fmt: skip
         super().__init__(sums, rho, intercept, weight)
         self._options.rule = rule
@@ -180,6 +190,8 @@ class LSSVMHead(LinearHead):
     @exclusive
     def rule(self, value: str) -> None:
         check_rule(value, self.multiclass, self.intercept)
+        if self.targets != "classes":
+            refuse_for_targets(self.targets, rule=value)
         if value == "lda" and self.statistics.kind == "values":
             raise ValueError("rule='lda' needs labels (B,), this head holds float targets")
         self._choices.made.pop("rule", None)
@@ -318,6 +330,11 @@ class LSSVMHead(LinearHead):
         """Unlearn all samples of one class; you do not need to pass them. The class keeps its number."""
         stats = self.statistics
         self._check_whole()
+        if self.targets != "classes":
+            raise ValueError(
+                f"forget_class is for classes: with targets={self.targets!r} a sample has K labels or numbers, and belongs to "
+                "none of them alone. Remove the samples: head.remove(x, y)"
+            )
         if not stats.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
@@ -454,7 +471,8 @@ class LSSVMHead(LinearHead):
             x: (n, J), as added.
             y: (n,), as added.
             weight: (n,), as added.
-            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``. A temperature
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two, and for each label of
+                ``targets="multilabel"``, which takes no temperature) or ``"isotonic"``. A temperature
                 keeps the order of the scores. With the other methods, the most probable class may differ from the one that
                 ``predict`` returns, because ``predict`` always uses the scores.
             groups: (n,), e.g. users. If given, the fit uses leave-group-out scores.
@@ -523,6 +541,8 @@ class LSSVMHead(LinearHead):
 
     def _make_room(self, k: int) -> None:
         self.pending.add_classes(k)
+        if self.targets == "multilabel" and k and not self.statistics.empty:
+            self._rows.drop("labels were added since, and the fingerprints are of rows with fewer labels")
         self._solver.reset()
 
     def _solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError, StoreError
 from torchlssvm.functional import checks
+from torchlssvm.functional.calibration import strictly_inside
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.threads import PASS_WORK, threads_for
@@ -95,6 +96,11 @@ class LinearHead(nn.Module):
         return self._options.intercept
 
     @property
+    def targets(self) -> str:
+        """What the head predicts: "classes", "multilabel" (several labels for each sample) or "regression" (numbers)."""
+        return self.statistics.targets or "classes"
+
+    @property
     def normalize(self) -> str | None:
         """Row normalization before the grid: None, "l2" or "sqrt"."""
         return self.statistics.normalize
@@ -154,6 +160,8 @@ class LinearHead(nn.Module):
     @exclusive
     def class_weight(self, value: str | Tensor | None) -> None:
         weight = check_class_weight(value, self.num_classes, self.device)
+        if self.targets != "classes":
+            refuse_for_targets(self.targets, weight)
         if weight is not None and not self.statistics.per_class:
             raise ValueError("class_weight needs sums per class: build the head with per_class=True")
         with self._changing():
@@ -199,9 +207,9 @@ class LinearHead(nn.Module):
         return cls(**options)
 
     def _row_options(self) -> dict[str, str]:
-        """Options ``normalize`` and ``scale``, where they are used."""
-        both = {"normalize": self.normalize, "scale": self.scale}
-        return {name: value for name, value in both.items() if value is not None}
+        """Options ``normalize``, ``scale`` and ``targets``, where they are used."""
+        values = {name: getattr(self.statistics, name) for name in ROW_OPTIONS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
@@ -210,19 +218,48 @@ class LinearHead(nn.Module):
         x = checks.scored_features(x, self.in_features, self.device, sparse=not self._keeps_rows)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
-    def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """Return the class with the highest score; ValueError for a row that holds NaN or inf."""
-        return checks.finite_scores(self(x)).argmax(1)
+    def predict(self, x: Tensor, thresholds: Any = None) -> Tensor:  # (B, J) -> (B,) or (B, K)
+        """Return the class with the highest score (B,); ValueError for a row that holds NaN or inf.
+
+        With ``targets="multilabel"``: booleans (B, K), True where the score of a label is above its threshold. With
+        ``targets="regression"``: numbers (B, K), or (B,) if K = 1, as scikit-learn returns them.
+
+        Args:
+            x: (B, J).
+            thresholds: for ``"multilabel"``, one number or one for each label (K,); None is 0, the border of a least-squares
+                fit of -1 and +1. :func:`~torchlssvm.functional.several_targets.f1_thresholds` chooses them from leave-one-out
+                scores. The head does not keep them, so nothing of a sample stays behind in them after its removal.
+        """
+        return self.answers(checks.finite_scores(self(x)), thresholds)
+
+    def answers(self, scores: Tensor, thresholds: Any = None) -> Tensor:
+        """What ``predict`` returns for inputs with these scores (B, K)."""
+        if self.targets == "multilabel":
+            return scores > checks.thresholds(thresholds, self.num_classes, scores.device)
+        if thresholds is not None:
+            raise ValueError(f'thresholds are for targets="multilabel", this head has targets={self.targets!r}')
+        if self.targets == "regression":
+            return scores[:, 0] if self.num_classes == 1 else scores
+        if self.statistics.kind == "values":
+            raise ValueError(
+                'this head holds float targets (B, K), which name no class: build it with targets="multilabel" for several '
+                'labels for each sample, or targets="regression" for numbers. If your targets are a coding of classes, use '
+                "head(x).argmax(1)"
+            )
+        return scores.argmax(1)
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K) by the last ``calibrate``; with ``calibrated=False``, (1 + score) / 2, clipped.
 
-        Scores of the discriminant (``rule="lda"``) are log posteriors, so ``calibrated=False`` returns their softmax instead.
+        With ``targets="multilabel"`` there is one probability for each label, and they do not sum to one. Scores of the
+        discriminant (``rule="lda"``) are log posteriors, so ``calibrated=False`` returns their softmax instead.
 
         Raises NotFittedError before the first ``calibrate``, and again after any change to the samples, because a removed
         sample may still affect the calibration. A margin head keeps its samples and calibrates itself.
         """
         scores = checks.finite_scores(self(x))
+        if self.targets == "multilabel":
+            return self._choices.probabilities(scores, True) if calibrated else strictly_inside((1.0 + scores) / 2)
         if self.num_classes < 2 or self.statistics.kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
         if not calibrated and self.rule == "lda":
@@ -329,7 +366,8 @@ class LinearHead(nn.Module):
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
 
-        A least-squares head sums sparse rows of scipy or torch without making them dense. A margin head accepts labels only.
+        With ``targets="multilabel"``, y is (B, K) of 0 and 1, or booleans. A least-squares head sums sparse rows of scipy or
+        torch without making them dense. A margin head accepts labels only.
         """
         return self._apply_changes([(self._check(x, y, weight, ids), 1)])
 
@@ -362,7 +400,10 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add_classes(self, k: int) -> Self:
-        """Make room for k more classes. Samples held become negative examples of the new classes (float targets: 0)."""
+        """Make room for k more classes. Samples held become negative examples of the new classes (float targets: 0).
+
+        With ``targets="multilabel"``, K labels become K + k, and no sample held has the new ones.
+        """
         if self._keeper is not None:
             raise StoreError(
                 "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
@@ -637,7 +678,8 @@ class LinearHead(nn.Module):
         """Raise ValueError if a saved head differs in an option that cannot change."""
         if meta["type"] != type(self).__name__:
             raise ValueError(f"the saved head is a {meta['type']}")
-        mine = {name: getattr(self, name) for name in ("intercept", "multiclass", *ROW_OPTIONS)}
+        mine = {name: getattr(self, name) for name in ("intercept", "multiclass")}
+        mine |= {name: getattr(self.statistics, name) for name in ROW_OPTIONS}
         for name, value in mine.items():
             saved = meta.get(name, "ovr" if name == "multiclass" else None)
             if saved != value:
@@ -685,3 +727,21 @@ def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor
     if not checks.is_fake(weight) and not bool((torch.isfinite(weight) & (weight > 0)).all()):
         raise ValueError(f"class_weight must be finite and > 0, got {weight.tolist()}")
     return weight
+
+
+def targets_of(head: Any) -> str:
+    """What a head predicts: "multilabel" or "regression" if it is a linear head with this option, otherwise "classes"."""
+    return head.targets if isinstance(head, LinearHead) else "classes"
+
+
+def refuse_for_targets(targets: str, weight: Any = None, multiclass: str = "ovr", rule: str = "least_squares") -> None:
+    """Raise ValueError for an option that needs one class for each sample."""
+    if weight is not None:
+        raise ValueError(
+            f"class_weight does not go with targets={targets!r}: all outputs share one matrix, and weights by label would "
+            "need one for each label. Use thresholds in predict, sample weights in add, or one "
+            "LSSVMHead(J, 2, class_weight=...) for each label"
+        )
+    for name, value in (("multiclass", multiclass), ("rule", rule)):
+        if value in ("ovo", "lda"):
+            raise ValueError(f'{name}={value!r} needs targets="classes", one class for each sample; got {targets!r}')

@@ -66,6 +66,7 @@ class MarginHead(LinearHead):
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, as in
             :class:`~torchlssvm.LSSVMHead`. Both are derived again at each solve. Every change of samples then changes every
             class. Leave-one-out and influence hold the scale fixed.
+        targets: ``"classes"``. Several labels for each sample, and numbers, are refused: use :class:`~torchlssvm.LSSVMHead`.
         rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file
             is unlinked and disappears with the process. Copies of the head keep their rows in memory.
         device: where the state lives.
@@ -110,9 +111,14 @@ class MarginHead(LinearHead):
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
+        targets: str = "classes",
         rows_folder: str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
     ):
+        if targets != "classes":
+            raise ValueError(
+                f"MarginHead learns classes, got targets={targets!r}: use LSSVMHead, or one MarginHead(J, 2) for each label"
+            )
         if as_grid(grid) is None:
             raise ValueError(
                 "MarginHead keeps its samples on a grid: grid must be a FixedPoint, a number or 'auto', got None"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor
+
+from torchlssvm.functional import checks
 
 NUMPY_FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
@@ -18,8 +21,16 @@ class Classifier(ClassifierMixin):
     """Base of the classifiers: labels to indices and back, and predictions from scores (B, K)."""
 
     classes_: Array
+    _indicator: bool = False
+    """True for several labels for each sample, given as an array (n, K) of 0 and 1; ``classes_`` are then 0, 1, ..., K - 1."""
 
     def _encode(self, y: Any) -> Array:
+        if self._indicator:
+            given = torch.from_numpy(np.ascontiguousarray(y))
+            labels, _ = checks.targets(given, given, len(self.classes_), "multilabel")
+            if bool(checks.label_signs(labels).isnan().any()):
+                checks.raise_not_binary(labels)
+            return labels.numpy()
         index = np.searchsorted(self.classes_, y)
         index = np.clip(index, 0, len(self.classes_) - 1)
         unknown = self.classes_[index] != y
@@ -52,10 +63,13 @@ class Classifier(ClassifierMixin):
     def decision_function(self, X: Any) -> Array:
         """Scores: (B,) of the second class for two classes, else (B, K)."""
         scores: Array = self._scores(X).cpu().numpy()
-        return scores[:, 1] if len(self.classes_) == 2 else scores
+        return scores[:, 1] if len(self.classes_) == 2 and not self._indicator else scores
 
     def predict(self, X: Any) -> Array:
-        """Predict the classes (B,)."""
+        """Predict the classes (B,); for an estimator that learned several labels, 0 and 1 for each label (B, K)."""
+        if self._indicator:
+            labels: Array = (self._scores(X) > 0).cpu().numpy().astype(np.int64)
+            return labels
         best: Array = self._scores(X).argmax(1).cpu().numpy()
         out: Array = self.classes_[best]
         return out

@@ -43,7 +43,7 @@ class DualHead:
     Args:
         in_features: J.
         outputs: K, classes or targets.
-        labels: True for labels (n,), False for targets (n, K).
+        targets: as for ``LSSVMHead``: labels (n,) for ``"classes"``, else (n, K).
         rho: a number, or ``"gcv"`` to choose rho at each solve.
         intercept: ``"free"`` or ``"none"``.
         grid: as for ``LSSVMHead``; None keeps the floats unchanged.
@@ -56,17 +56,17 @@ class DualHead:
     device = torch.device("cpu")
 
     def __init__(
-        self, in_features: int, outputs: int, *, labels: bool, rho: Any = "gcv", intercept: str = "free", grid: Any = "auto",
+        self, in_features: int, outputs: int, *, targets: str, rho: Any = "gcv", intercept: str = "free", grid: Any = "auto",
         class_weight: Any = None, calibration: str | None = None,
     ):  # fmt: skip
-        self.in_features, self.num_classes, self.intercept, self.labels = in_features, outputs, intercept, labels
+        self.in_features, self.num_classes, self.intercept, self.kind = in_features, outputs, intercept, targets
         self.class_weight = check_class_weight(class_weight, outputs, self.device)
         self.calibration = calibration
         self.grid = as_grid(grid)  # "auto" until the first rows come
         self.chooses_rho = isinstance(rho, str) and rho == "gcv"
         self._rho = 1.0 if self.chooses_rho else checks.positive(rho, "rho (or 'gcv')")
         self.rows: Any = None  # (n, J), an array or a CSR matrix; steps of the grid, if there is one
-        self.y = np.zeros((0,) if labels else (0, outputs))
+        self.y = np.zeros((0,) if targets == "classes" else (0, outputs))
         self.weights = np.zeros(0)  # (n,)
         self._forget_solution()
 
@@ -132,7 +132,7 @@ class DualHead:
                 at = next((j for j in reversed(places.get(key, [])) if left[j] > 0), None)
                 if at is None:
                     error = RemovalError(f"row {i} is not held with this label and weight. Nothing was changed.")
-                    error.row, error.label = i, int(y[i]) if self.labels else None
+                    error.row, error.label = i, int(y[i]) if self.kind == "classes" else None
                     raise error
                 taken = min(wanted, left[at])
                 left[at] -= taken
@@ -188,8 +188,9 @@ class DualHead:
 
     def targets(self) -> Tensor:
         """Targets (n, K): -1 and +1 of labels."""
-        if not self.labels:
-            return torch.from_numpy(np.asarray(self.y, dtype=np.float64))
+        if self.kind != "classes":
+            y = torch.from_numpy(np.asarray(self.y, dtype=np.float64))
+            return y if self.kind == "regression" else 2.0 * y - 1.0
         hot = torch.nn.functional.one_hot(torch.from_numpy(self.y.astype(np.int64)), self.num_classes)
         return 2.0 * hot.double() - 1.0
 
@@ -344,8 +345,10 @@ class DualHead:
         """Probabilities (B, K), always calibrated on the leave-one-out scores of the samples held."""
         del calibrated
         if self._calibration is None:
-            labels, weights = torch.from_numpy(self.y.astype(np.int64)), torch.from_numpy(self.weights)
-            self._calibration = fit(self.left_out_scores(), labels, weights, self.calibration or "temperature")
+            classes = self.kind == "classes"
+            labels = torch.from_numpy(self.y.astype(np.int64 if classes else np.bool_))
+            method, weights = self.calibration or ("temperature" if classes else None), torch.from_numpy(self.weights)
+            self._calibration = fit(self.left_out_scores(), labels, weights, method)
         return self._calibration(self(x))
 
     def left_out_scores(self) -> Tensor:

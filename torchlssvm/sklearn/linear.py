@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.multiclass import unique_labels
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.multiclass import type_of_target, unique_labels
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, find_label_errors, from_scores
@@ -20,6 +20,7 @@ from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.linear.discriminant_rule import RULES, choose_rule, has_open_rule
+from torchlssvm.linear.linear_head import refuse_for_targets
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
 
@@ -55,8 +56,8 @@ class LinearEstimator(BaseEstimator):
     head_: Any  # a linear head, or a DualHead
     _sparse: str | bool = False
     """Sparse matrices that are taken, as scikit-learn names them."""
-    _takes_labels: bool = False
-    """True for classifiers, whose targets are class indices."""
+    _targets_kind: str = "classes"
+    """What the head predicts: its option ``targets``."""
     _sums_fractions: bool = True
     """True if fractional sample weights are summed in float64 where grid="auto" is asked for."""
 
@@ -131,13 +132,13 @@ class LinearEstimator(BaseEstimator):
         if not self._is_dual(X):
             return self._sum_head(X.shape[1], outputs, grid)
         return DualHead(
-            X.shape[1], outputs, labels=self._takes_labels, rho=self.rho if self.alphas is None else 1.0, grid=grid,
+            X.shape[1], outputs, targets=self._targets_kind, rho=self.rho if self.alphas is None else 1.0, grid=grid,
             intercept=self.intercept, class_weight=self._class_weight(), calibration=getattr(self, "calibration", None),
         )  # fmt: skip
 
     def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         """Make an empty head that keeps sums."""
-        return self._make(LSSVMHead, in_features, outputs, grid)
+        return self._make(LSSVMHead, in_features, outputs, grid, targets=self._targets_kind)
 
     def _make(
         self, kind: type[LSSVMHead] | type[MarginHead], in_features: int, outputs: int, grid: Any, **options: Any
@@ -264,11 +265,16 @@ class LinearClassifier(Classifier, LinearEstimator):
         weight = self._check_class_weight(self.class_weight)
         return torch.as_tensor(weight) if isinstance(weight, np.ndarray) else weight
 
-    _takes_labels = True
+    _takes_indicators = False
+    """True if several labels for each sample, an array (n, K) of 0 and 1, are learned."""
 
     def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
-        X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, reset=reset, accept_sparse=self._sparse)
-        return X, y
+        options = {"dtype": NUMPY_FLOAT_DTYPES, "accept_sparse": self._sparse, "multi_output": self._takes_indicators}
+        X, y = validate_data(self, as_csr(X), y, reset=reset, **options)
+        y = y.toarray() if hasattr(y, "toarray") else y
+        if reset:
+            self._indicator = self._takes_indicators and type_of_target(y) == "multilabel-indicator"
+        return X, y if self._indicator else column_or_1d(y, warn=True)
 
     def _start_outputs(self, y: Array, weight: Any) -> int:
         self._learn_classes(y, weight)
@@ -307,7 +313,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
-        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
+        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,) or (n, K).
 
         ``found.order`` are rows of X, the most suspicious first; ``found.names()`` returns your labels. With many classes and
         few features, a second head on 2,000 random features ranks the samples, which finds more; X must then be all samples.
@@ -315,10 +321,12 @@ class LinearClassifier(Classifier, LinearEstimator):
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         rows, labels, classes = self._all_rows(X), self._here(self._encode(y)), self.classes_.tolist()
-        if isinstance(self.head_, LSSVMHead) and is_masked(len(classes), self.n_features_in_):
+        masked = is_masked(len(classes), self.n_features_in_) and not self._indicator
+        if isinstance(self.head_, LSSVMHead) and masked:
             found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
             return dataclasses.replace(found, classes=tuple(classes))
-        return from_scores(self.head_.leave_one_out(rows, labels, pairs="least"), labels, ids, classes=classes)
+        scores = self.head_.leave_one_out(rows, labels, pairs="least")
+        return from_scores(scores, labels.bool() if self._indicator else labels, ids, classes=classes)
 
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
         """The exact change (n,) of the loss, or ``on="accuracy"``, at X_val if each sample were removed.
@@ -353,7 +361,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         return out
 
     def _shown(self) -> slice:
-        return slice(1 if len(self.classes_) == 2 and self.head_.multiclass == "ovr" else 0, None)
+        two = len(self.classes_) == 2 and self.head_.multiclass == "ovr" and not self._indicator
+        return slice(1 if two else 0, None)
 
 
 class LSSVMClassifier(LinearClassifier):
@@ -369,6 +378,10 @@ class LSSVMClassifier(LinearClassifier):
     ``partial_fit`` brings the number of rows above J, the estimator switches to sums, which need 4 J^2 bytes, and 8 J^2 bytes
     to solve. ``normalize``, ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always use sums. X may be
     sparse (scipy's or torch's CSR).
+
+    **Several labels for each sample.** If y is an array (n, K) of 0 and 1, each column is a problem of its own, and ``predict``
+    returns such an array. ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and ``calibration="temperature"`` are then
+    refused.
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
@@ -407,7 +420,17 @@ class LSSVMClassifier(LinearClassifier):
         self.class_weight, self.multiclass, self.rule, self.calibration = class_weight, multiclass, rule, calibration
         self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
 
-    _sparse = "csr"
+    _sparse, _takes_indicators = "csr", True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        plain = self.class_weight is None and self.calibration != "temperature"
+        tags.classifier_tags.multi_label = plain and self.multiclass != "ovo" and self.rule != "lda"
+        return tags
+
+    @property
+    def _targets_kind(self) -> str:  # type: ignore[override]
+        return "multilabel" if self._indicator else "classes"
 
     @property
     def multiclass_(self) -> str:
@@ -422,6 +445,10 @@ class LSSVMClassifier(LinearClassifier):
         return rule
 
     def _start_outputs(self, y: Array, weight: Any) -> int:
+        if self._indicator:
+            refuse_for_targets("multilabel", self.class_weight, self.multiclass, self.rule)
+            self.classes_ = np.arange(np.shape(y)[-1])
+            return len(self.classes_)
         classes, features = super()._start_outputs(y, weight), self.n_features_in_
         if is_masked(classes, features) and self.multiclass != "ovo":
             warnings.warn(
@@ -435,13 +462,13 @@ class LSSVMClassifier(LinearClassifier):
     def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         weight, kind = self._class_weight(), self.multiclass
         if kind == "auto":
-            kind = "ovr" if self.rule == "lda" else choose_multiclass(outputs, in_features)
+            kind = "ovr" if self.rule == "lda" or self._indicator else choose_multiclass(outputs, in_features)
         rule = checks.one_of(self.rule, "rule", RULES)
-        if rule == "auto" and (self.multiclass, kind, self.intercept) != ("auto", "ovr", "free"):
+        if self._indicator or (rule == "auto" and (self.multiclass, kind, self.intercept) != ("auto", "ovr", "free")):
             rule = "least_squares"
         return self._make(
             LSSVMHead, in_features, outputs, grid, class_weight=weight, multiclass=kind, rule=rule,
-            per_class=weight is not None or None,
+            per_class=weight is not None or None, targets=self._targets_kind,
         )  # fmt: skip
 
 
@@ -519,7 +546,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    _sparse = "csr"
+    _sparse, _targets_kind = "csr", "regression"
 
     def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
         options = {"dtype": NUMPY_FLOAT_DTYPES, "multi_output": True, "y_numeric": True, "accept_sparse": self._sparse}

@@ -90,8 +90,9 @@ class HostFacts(NamedTuple):
         labels, largest_y = (host[1], None) if kind == "labels" else (None, host[1])
         return cls(host[0], labels, largest_y, None if mult is None else host[2])
 
-    def check(self, x: Tensor, y: Tensor, mult: Tensor | None, K: int, exact: bool) -> None:
-        """Raise ValueError for values that are not finite, labels out of range and invalid weights."""
+    def check(self, x: Tensor, y: Tensor, mult: Tensor | None, rules: BatchRules) -> None:
+        """Raise ValueError for values that are not finite, labels out of range and invalid weights. x, y: as given."""
+        K, exact = rules.K, rules.exact
         if not np.isfinite(self.largest_x).all():
             checks.raise_not_finite("x", x)
         if self.labels is not None:
@@ -99,6 +100,8 @@ class HostFacts(NamedTuple):
             if low < 0 or high >= K:
                 raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
         elif not np.isfinite(self.largest_y).all():  # type: ignore[arg-type]
+            if rules.targets == "multilabel":
+                checks.raise_not_binary(y)
             checks.raise_not_finite("y", y)
         if self.weight is None or mult is None:
             return
@@ -126,7 +129,8 @@ class BatchRules:
 
     ``choices`` are the grids chosen so far, and ``wanted`` is the user's request. If ``exact``, a grid of None in ``wanted`` is
     chosen from the data. Otherwise samples are summed as float64. ``normalize`` says how rows are normalized before they are
-    rounded to the grid. ``standardized`` says that the machine divides columns by their deviation.
+    rounded to the grid. ``standardized`` says that the machine divides columns by their deviation. ``targets`` are as for
+    :class:`~torchlssvm.Statistics`.
     """
 
     J: int
@@ -138,6 +142,7 @@ class BatchRules:
     folds: int = 0
     normalize: str | None = None
     standardized: bool = False
+    targets: str | None = None
 
 
 def check_batch(
@@ -151,7 +156,8 @@ def check_batch(
     if rules.normalize is not None:
         x = with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64)
         x = normalized(x, rules.normalize)
-    y, kind = checks.targets(y, x, rules.K)
+    given_y, kind = checks.targets(y, x, rules.K, rules.targets)
+    y = checks.label_signs(given_y) if rules.targets == "multilabel" else given_y
     mult = checks.weights(weight, x)
     held = rules.choices.kind
     if held is not None and kind != held and x.shape[0]:
@@ -160,7 +166,7 @@ def check_batch(
     if not x.shape[0]:
         return _no_samples(x, y, kind, rules)
     facts = HostFacts.read(x, y, kind, mult)
-    facts.check(given, y, mult, rules.K, rules.exact)
+    facts.check(given, given_y, mult, rules)
     if mult is not None and facts.weight is not None and not facts.weight.all():  # drop samples of weight zero
         keep = mult != 0
         ids = None if ids is None else list(itertools.compress(ids, keep.tolist()))

@@ -29,7 +29,7 @@ from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, ch
 DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Format of the bytes that a digest covers. The number changes when these bytes do."""
 
-ROW_OPTIONS = ("normalize", "scale")
+ROW_OPTIONS = ("normalize", "scale", "targets")
 """Options that the digest's header includes if they are set."""
 
 LARGEST_SUM = 2**62
@@ -38,7 +38,15 @@ LARGEST_SUM = 2**62
 RELATIVE_ROUNDING = 1e-9
 """Float64 sums count as zero below this share of the total that was added and removed."""
 
-MATCHING_ATTRIBUTES = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
+TARGETS = (None, "multilabel", "regression")
+"""Values of the option ``targets``."""
+
+LABEL_GRID = FixedPoint(1.0, bits=1)
+"""The grid of several labels per sample: -1 and +1 are -2 and 2 steps, and a store can keep 0 and 1 on it too."""
+
+MATCHING_ATTRIBUTES = (
+    "in_features", "num_classes", "per_class", "folds", "normalize", "scale", "targets", "exact", "device",
+)  # fmt: skip
 """The attributes in which statistics must be equal to be added."""
 
 
@@ -99,6 +107,8 @@ class Statistics:
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
         scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
             includes the option, and statistics with different values cannot be combined.
+        targets: None (labels, or float targets; the first batch decides), ``"multilabel"`` (0 and 1 for each of K labels, which
+            are summed as -1 and +1) or ``"regression"`` (float targets). Included in the digest as ``scale`` is.
         device: where the sums live.
 
     >>> import torch
@@ -117,6 +127,8 @@ class Statistics:
     #   bound         on every sum; known on the host, like the number of samples, so that reading it waits for no device
     #   group_hashes  hashes of groups whose sums the accumulator has not touched since
 
+    targets: str | None = None  # heads that were pickled before this option existed do not have it
+
     def __init__(
         self,
         in_features: int,
@@ -128,6 +140,7 @@ class Statistics:
         folds: int = 0,
         normalize: str | None = None,
         scale: str | None = None,
+        targets: str | None = None,
         device: torch.device | str | None = None,
     ):
         """Start without samples; ValueError for an argument that is out of range."""
@@ -142,6 +155,16 @@ class Statistics:
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize: str | None = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
         self.scale: str | None = checks.one_of(scale, "scale", (None, "std"))
+        self.targets = checks.one_of(targets, "targets", TARGETS)
+        if targets == "multilabel":
+            if isinstance(target_grid, FixedPoint) and target_grid != LABEL_GRID:
+                raise ValueError(f'target_grid is for targets="regression": labels are 0 and 1; got {target_grid}')
+            target_grid = LABEL_GRID
+        if targets is not None and per_class:
+            raise ValueError(
+                f"sums per class (per_class, class_weight, multiclass='ovo') do not go with targets={targets!r}: a sample is "
+                "in one class there, and here it has K labels or numbers"
+            )
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
@@ -369,7 +392,7 @@ class Statistics:
         return Statistics(
             in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
             target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=folds, normalize=normalize,
-            scale=scale, device=self.device,
+            scale=scale, targets=self.targets, device=self.device,
         )  # fmt: skip
 
     @exactly
@@ -424,7 +447,7 @@ class Statistics:
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         rules = BatchRules(
             self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
-            None if gridded else self.normalize, self.scale is not None,
+            None if gridded else self.normalize, self.scale is not None, self.targets,
         )  # fmt: skip
         batch = check_batch(rules, x, y, weight, ids, sparse)
         if self.per_class and batch.choices.kind == "values":
@@ -599,7 +622,10 @@ class Statistics:
         return rows
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes (labels), or targets, which are 0 for the samples held."""
+        """Make room for k more classes (labels), or targets, which are 0 for the samples held.
+
+        With ``targets="multilabel"`` the samples held do not have the new labels, so these are -1.
+        """
         checks.natural(k, "k")
         old, sums = self.num_classes, self.group_sums()
         with self.integrity:
@@ -609,9 +635,16 @@ class Statistics:
                 return
             self.accumulator, self.group_hashes = None, {}
             moments = torch.nn.functional.pad(self.moments, (0, k) if self.moments.ndim == 2 else (0, k, 0, k))
+            minus = -2 if self.exact else -1  # in steps of LABEL_GRID
+            if self.targets == "multilabel":  # the new columns are a multiple of the constant
+                moments[:, :, old + 1 :] = minus * moments[:, :, :1]
+                moments[:, old + 1 :] = minus * moments[:, :1]
             fresh = self._decide(self.choices)
             if self.per_class:
                 fresh.replace_sums({(g // old) * self.num_classes + g % old: v for g, v in sums.items()})
+            elif self.targets == "multilabel":
+                new = {g: minus * gram.side_view(v, self.in_features, old + 1)[0].repeat(k) for g, v in sums.items()}
+                fresh.replace_sums({g: torch.cat([v, new[g]]) for g, v in sums.items()})
             else:
                 room = (0, k * self.in_features)
                 fresh.replace_sums({g: torch.nn.functional.pad(v, room) for g, v in sums.items()})
@@ -773,10 +806,12 @@ class Statistics:
             digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
             header  = UTF-8 JSON, sorted keys, separators "," and ":", of
                       {"bits","classes","features","folds","format":"torchlssvm-statistics-1","headroom","kind","limit","per_class"
-                      [,"normalize"] [,"scale"] [,"target_bits","target_headroom","target_limit"]}; limits as float.hex();
+                      [,"normalize"] [,"scale"] [,"targets"] [,"target_bits","target_headroom","target_limit"]}; limits as
+                      float.hex();
                       kind "labels", "values" or "empty";
                       normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the normalized row
-                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features
+                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features;
+                      targets "multilabel" or "regression"; a label is then -2 steps (no) or 2 (yes)
             group   = fold * (classes if per_class else 1) + (class if per_class else 0)
             hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
                       sum z q^T row by row; sum z z^T row by row)

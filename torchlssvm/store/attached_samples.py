@@ -59,7 +59,10 @@ class AttachedSamples:
             if self._misfits is None or self._misfits[0] != now:
                 _, scores, labels = self.store.leave_one_out(groups=groups)
                 if labels.ndim != 1:
-                    raise ValueError("prediction sets need labels: this head holds float targets")
+                    raise ValueError(
+                        "prediction sets are sets of classes, one of which is right: this head holds several labels or numbers "
+                        "for each sample"
+                    )
                 self._misfits = (now, misfit(scores).gather(1, labels[:, None])[:, 0])
             return self._misfits[1]
 

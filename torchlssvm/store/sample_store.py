@@ -44,6 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
+from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
@@ -258,7 +259,7 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
-        for name in dict.fromkeys(("type", "in_features", "num_classes", *config, *ROW_OPTIONS)):
+        for name in dict.fromkeys(("type", "in_features", "num_classes", *ROW_OPTIONS, *config)):
             if name not in SETTABLE_OPTIONS and mine.get(name) != config.get(name):
                 empty = self._db.get("state")["position"] == 0
                 raise ValueError(
@@ -392,6 +393,11 @@ class SampleStore:
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
         with self.view():
+            targets = self._db.get("head").get("targets")
+            if label is not None and targets is not None:
+                raise ValueError(
+                    f"samples are found by a label if they have one class each; this store has {targets!r}"
+                )
             return self.table.ids(None if subject is None else check_text(subject, "subject"), label)
 
     def has_applied(self, event_id: str) -> bool:
@@ -457,6 +463,7 @@ class SampleStore:
                 "subjects": len(self.subjects()),
                 "labels": {str(label): count for label, count in self.table.labels().items()},
                 "head": head["type"],
+                "targets": head.get("targets", "classes"),
                 "features": codec.J,
                 "classes": codec.K,
                 "resolution": None if grid is None else grid.resolution,
@@ -565,6 +572,7 @@ class SampleStore:
         ``groups``: see :meth:`leave_one_out`.
         """
         ids, scores, labels = self.leave_one_out("least", groups)
+        labels = labels.bool() if self.head.targets == "multilabel" else labels
         return from_scores(scores, labels, ids, classes=self.classes or None)
 
     def calibrate(self, method: str | None = None, *, keep: bool | None = None, groups: Groups = None) -> None:
@@ -711,8 +719,11 @@ class SampleStore:
                 raise StoreError("classes are added to a linear head only")
             with self._db.transaction(), adapter.lock:
                 self.live.prepare()
-                if adapter.head.statistics.kind == "values":
-                    raise ValueError("samples with float targets have a fixed number of columns: no classes are added")
+                if adapter.head.statistics.kind == "values" or adapter.head.targets != "classes":
+                    raise ValueError(
+                        "samples with several labels or numbers have a fixed number of columns in a store: make a new one and "
+                        "add the samples there. Nothing was changed."
+                    )
                 if self._journal.of(event) is not None:
                     raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
                 trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
@@ -897,7 +908,10 @@ class SampleStore:
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: count the predictions that would change on given data, and compare accuracies.
 
-        x: (B, J); y: (B,) labels. The events are applied to a copy of the head, inside a transaction that is rolled back.
+        With ``targets="multilabel"`` each label of a sample counts as a prediction. Numbers have no accuracy, so x is refused
+        with ``targets="regression"``.
+
+        x: (B, J); y: (B,) labels, or (B, K). The events change a copy of the head, in a transaction that is rolled back.
         """
         given = as_events(events)
         self._check_writable()
@@ -906,6 +920,10 @@ class SampleStore:
             self._db.begin()
             try:
                 adapter = self.live.prepare()
+                if x is not None and targets_of(adapter.head) == "regression":
+                    raise ValueError(
+                        'preview compares classes or labels on x, and targets="regression" has neither: omit x'
+                    )
                 before = predictions(adapter, x)
                 trial = adapter.copy()
                 work = self._transaction(trial)

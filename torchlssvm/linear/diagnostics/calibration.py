@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.calibration import fit_isotonic, fit_platt, fit_temperature, interpolate, normalized
+from torchlssvm.functional.calibration import (
+    fit_isotonic,
+    fit_platt,
+    fit_temperature,
+    interpolate,
+    normalized,
+    strictly_inside,
+)
 
 CALIBRATION_METHODS = ("temperature", "platt", "isotonic")
 
@@ -24,6 +31,7 @@ class Calibration:
         values: its numbers, float64: t; a and c of each map; or knots and values of each map, one after the other.
         sizes: how many numbers each map has.
         samples: the number of samples in the fit. grouped: True if it was fitted on leave-group-out scores.
+        by_label: True if each column is a label of its own (``targets="multilabel"``), and rows do not sum to one.
     """
 
     method: str
@@ -31,13 +39,14 @@ class Calibration:
     sizes: tuple[int, ...]
     samples: int
     grouped: bool = False
+    by_label: bool = False
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Probabilities. scores: (B, K)."""
         if self.method == "temperature":
             return torch.softmax(self.values[0] * scores, 1)
         maps = self.values.split(list(self.sizes))
-        columns = [scores[:, 1]] if len(maps) == 1 else list(scores.unbind(1))
+        columns = [scores[:, 1]] if len(maps) == 1 and not self.by_label else list(scores.unbind(1))
         out = []
         for s, numbers in zip(columns, maps, strict=True):
             if self.method == "platt":
@@ -45,6 +54,8 @@ class Calibration:
             else:
                 knots, values = numbers.view(2, -1)
                 out.append(interpolate(s, knots, values))
+        if self.by_label:
+            return strictly_inside(torch.stack(out, 1))
         return normalized(torch.stack([1 - out[0], out[0]] if len(out) == 1 else out, 1), scores)
 
     def __str__(self) -> str:
@@ -55,7 +66,7 @@ class Calibration:
 
     def describe(self) -> dict[str, Any]:
         """All but the numbers, as primitives."""
-        more = {"grouped": True} if self.grouped else {}
+        more = {name: True for name in ("grouped", "by_label") if getattr(self, name)}
         return {"method": self.method, "sizes": list(self.sizes), "samples": self.samples, **more}
 
     @classmethod
@@ -65,21 +76,22 @@ class Calibration:
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):
             raise ValueError(f"the calibration has shape {tuple(values.shape)}, not ({sum(sizes)},)")
-        grouped = bool(description.get("grouped", False))
-        return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]), grouped)
+        more = {name: bool(description.get(name, False)) for name in ("grouped", "by_label")}
+        return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]), **more)
 
 
 def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibration:
-    """Fit a map. scores: (n, K); y: (n,) labels; weight: (n,)."""
-    K = scores.shape[1]
-    method = method or ("platt" if K == 2 else "temperature")
-    checks.one_of(method, "method", CALIBRATION_METHODS)
+    """Fit a map. scores: (n, K); y: (n,) labels, or (n, K), > 0 where a sample has a label; weight: (n,)."""
+    K, by_label = scores.shape[1], y.ndim == 2
+    method = method or ("platt" if K == 2 or by_label else "temperature")
+    checks.one_of(method, "method", CALIBRATION_METHODS[1:] if by_label else CALIBRATION_METHODS)
     if method == "temperature":
         return Calibration(method, fit_temperature(scores, y, weight), (1,), len(y))
     maps = []
-    for k in [1] if K == 2 else range(K):
+    for k in [1] if K == 2 and not by_label else range(K):
+        hit = y[:, k] > 0 if by_label else y == k
         if method == "platt":
-            maps.append(fit_platt(scores[:, k], y == k, weight))
+            maps.append(fit_platt(scores[:, k], hit, weight))
         else:
-            maps.append(torch.cat(fit_isotonic(scores[:, k], y == k, weight)))
-    return Calibration(method, torch.cat(maps), tuple(len(m) for m in maps), len(y))
+            maps.append(torch.cat(fit_isotonic(scores[:, k], hit, weight)))
+    return Calibration(method, torch.cat(maps), tuple(len(m) for m in maps), len(y), by_label=by_label)

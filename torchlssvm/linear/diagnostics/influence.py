@@ -89,6 +89,10 @@ def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any, 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     """Targets (V, K) of the samples that the loss is about."""
     y = checks.as_tensor(y_val, "y_val", view.device)
+    mode = view.statistics.targets
+    if mode is not None:
+        y = checks.targets(y, y.new_empty(count, 0), view.num_classes, mode)[0].to(torch.float64)
+        return checks.label_signs(y) if mode == "multilabel" else y
     if y.is_floating_point() or (y.ndim == 1 and view.num_classes == 1):
         y = y[:, None] if y.ndim == 1 else y
         if y.shape != (count, view.num_classes):
@@ -109,6 +113,8 @@ def measure_of(view: HeadView | LinearHead, on: str | Measure, y_val: Any, befor
         )
     if on == "loss":
         return lambda scores: loss(scores).mean((1, 2))
+    if view.statistics.targets is not None:
+        raise ValueError(f'on="accuracy" needs classes; with targets={view.statistics.targets!r} use on="loss"')
     labels = check_labels(view, y_val, len(before), "y_val")
     return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
 

@@ -33,20 +33,23 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
     samples = check_samples(view, x, y, weight)
     if not len(samples):
         raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
-    if samples.y.ndim == 2:
+    if samples.y.ndim == 2 and view.statistics.targets != "multilabel":
         raise ValueError("probabilities need labels: this head holds float targets")
     made = fit(leave_one_out(view, x, y, weight, groups), samples.y, samples.weight, method)
     return replace(made, grouped=groups is not None)
 
 
 def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None, *, grouped: bool = False) -> None:
-    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches.
+    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches. y: as added.
 
     ``grouped``: True if they are leave-group-out scores.
     """
     with head._lock:
         scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
-        labels = check_labels(head, y, len(scores), "y")
+        if head.targets == "multilabel":
+            labels = checks.targets(y, scores, head.num_classes, head.targets)[0]
+        else:
+            labels = check_labels(head, y, len(scores), "y")
         made = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
         head._choices.record_calibration(replace(made, grouped=grouped))
 

@@ -202,8 +202,9 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: An
     """Check samples to be left out, with the same errors as ``add``."""
     stats = view.statistics
     rules = BatchRules(
-        view.in_features, view.num_classes, view.device, stats.exact, view.choices, normalize=stats.normalize
-    )
+        view.in_features, view.num_classes, view.device, stats.exact, view.choices, normalize=stats.normalize,
+        targets=stats.targets,
+    )  # fmt: skip
     batch = check_batch(rules, x, y)
     times = checks.weights(weight, batch.x)
     members = check_groups(groups, len(batch.x), view.device)

@@ -1,0 +1,46 @@
+"""The command line with several labels for each sample, and with numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.cli_tools import ADD, GRID, J, K, Shell, write
+from torchlssvm import LSSVMHead
+
+INIT = ["init", "s", "--in-features", J, "--classes", "ant,bee,cow", "--grid", "16", "--rho", 0.5]
+
+
+@pytest.mark.parametrize("targets", ["multilabel", "regression"])
+def test_a_store_from_init_to_the_certificate(shell: Shell, targets: str) -> None:
+    x, _, subjects = write(shell.folder)
+    y = (x[:, :K] > 0.3).astype(np.int64) if targets == "multilabel" else np.round(x[:, :K] * 64) / 64
+    np.save(shell.folder / "y.npy", y)
+    shell(*INIT, "--targets", targets)
+    shell(*ADD)
+    assert shell.json("stats", "s")["targets"] == targets
+    keep = np.array([s != "person-07" for s in subjects])
+    gone = shell.json("remove", "s", "--subject", "person-07", "--compact", "--certificate", "c.json")
+    head = LSSVMHead(J, K, rho=0.5, grid=GRID, targets=targets)
+    head.add(torch.from_numpy(x), torch.from_numpy(y)).remove(torch.from_numpy(x[~keep]), torch.from_numpy(y[~keep]))
+    assert gone["digest"] == head.digest()
+    assert shell.json("verify", "c.json", "--store", "s", "--allow-unsigned")["verified"] is True
+    found = shell.json("classify", "s", "--features", "x.npy")["predictions"]
+    answers = head.predict(torch.from_numpy(x))
+    if targets == "multilabel":
+        names = [
+            ";".join(n for n, on in zip(("ant", "bee", "cow"), row, strict=True) if on) for row in answers.tolist()
+        ]
+        assert [row["labels"] for row in found] == names
+    else:
+        assert [[row[n] for n in ("ant", "bee", "cow")] for row in found] == pytest.approx(np.array(answers), abs=1e-9)
+    assert "several labels or numbers" in shell("classify", "s", "--features", "x.npy", "--labels", "y.npy", code=2)
+    assert targets in shell("relabel", "s", "--id", "s1", "--label", "cow", code=1)
+    assert "several labels or numbers" in shell("set", "s", "--add-classes", "dog", code=1)
+    assert "labels" in shell("report", "s", "--out", "r.html", code=1)
+
+
+def test_options_for_classes_are_refused(shell: Shell) -> None:
+    assert "MarginHead" in shell(*INIT, "--targets", "multilabel", "--head", "margin", code=1)
+    assert "class_weight" in shell(*INIT, "--targets", "multilabel", "--class-weight", "balanced", code=1)
