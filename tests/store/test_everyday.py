@@ -117,6 +117,13 @@ def test_an_id_with_other_features_is_refused_and_rounding_is_passed_over(tmp_pa
     assert clf.head.digest() == before
 
 
+def test_results_read_well_in_a_console(store: SampleStore) -> None:
+    assert "1 sample," in str(store.apply(Remove(ids=["s0"])))
+    done = store.compact()
+    assert "\n" not in repr(done)
+    assert len(repr(done)) < 100
+
+
 # -- classes -------------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, load_pt, preprocessing
 from torchlssvm.linear.attach import AttachedClassifier, attach
+from torchlssvm.wording import counted
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
@@ -324,7 +325,7 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
             "the order of the samples"
         )
     if len(values) != len(ids):
-        raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
+        raise ValueError(f"{path} has {len(values)} values of {name} for {counted(len(ids), 'sample')} of {source}")
     return values
 
 

@@ -26,7 +26,7 @@ from torchlssvm.cli.arguments import (
     one_of,
     option,
 )
-from torchlssvm.cli.console import emit, progress, table
+from torchlssvm.cli.console import emit, progress, table, warn
 from torchlssvm.cli.store_access import Settings, check_output, learn_names, open_store
 from torchlssvm.wording import counted
 
@@ -112,7 +112,9 @@ def add(options: argparse.Namespace) -> int:
                         counts["left_out"] += len(done.left_out)
                         counts["events"] += done.applied
                 except ValueError as error:
-                    raise ValueError(f"{where}: {error} ({counts['added']} samples were added before it)") from error
+                    raise ValueError(
+                        f"{where}: {error} ({counted(counts['added'], 'sample')} added before it)"
+                    ) from error
                 advance(len(ids))
         with progress(options, "choosing rho"):
             store.refresh()
@@ -241,13 +243,16 @@ def classify(options: argparse.Namespace) -> int:
     writer = csv.DictWriter(as_csv, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
+    summary = f"{counted(len(rows), 'sample')} classified{accuracy}"
     if options.out is None:
+        if accuracy and not options.json:
+            warn(summary)  # standard output has the predictions only
+        options.changes = ""
         return emit(options, said | {"predictions": rows}, as_csv.getvalue().splitlines())
     text = as_csv.getvalue() if options.out.suffix == ".csv" else json.dumps(said | {"predictions": rows}, indent=1)
     write_private(options.out, text.encode(), overwrite=options.force)
-    accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
-    summary = f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
-    return emit(options, said | {"out": str(options.out)}, summary)
+    return emit(options, said | {"out": str(options.out)}, f"{options.out}: {summary}")
 
 
 # -- relabel -----------------------------------------------------------------------------------------------------------

@@ -237,8 +237,15 @@ def set_options(options: argparse.Namespace) -> int:
             store.set_rho(options.rho)
         choice, weights = str(head.choices.get("rho", f"{head.rho!r}, as given")), head.config()["class_weight"]
         said = {"rho": head.rho, "choice": choice, "class_weight": weights, "classes": head.num_classes}
-    text = f"rho: {choice}" + (f"; class weights: {weights}" if weights is not None else "")
-    return emit(options, said, text)
+        names = store.classes
+    shown = {"rho": choice}
+    if weights is not None:
+        shown["class weights"] = str(weights)
+    if options.add_classes is not None:
+        shown["classes"] = f"{head.num_classes}, with the labels 0 to {head.num_classes - 1}"
+        if names:
+            shown["classes"] = ", ".join(f"{label} {name}" for label, name in enumerate(names))
+    return emit(options, said | {"class_names": names}, table(shown))
 
 
 # -- stats and history -------------------------------------------------------------------------------------------------

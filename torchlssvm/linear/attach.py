@@ -28,6 +28,7 @@ from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs
 from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store.attached_samples import AttachedSamples
@@ -625,7 +626,7 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.store)} samples, and fit starts empty: clf.add(loader) adds to them "
+                    f"{self.store} holds {counted(len(self.store), 'sample')}, and fit starts empty: clf.add(loader) adds to them "
                     "(it skips ids that the store already holds); for another classifier use another folder"
                 )
             self.add(loader, progress=progress)

@@ -56,6 +56,7 @@ from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
+from torchlssvm.wording import counted, listed
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -84,6 +85,10 @@ class Compaction:
     position: int
     removed: list[str]
     checkpoints: list[str]
+
+    def __repr__(self) -> str:
+        outside = f", erased samples may still be in {listed(self.checkpoints)}" if self.checkpoints else ""
+        return f"Compaction(position={self.position}, {counted(len(self.removed), 'snapshot')} removed{outside})"
 
 
 class SampleStore:
@@ -954,7 +959,7 @@ class SampleStore:
         except (StoreError, ValueError) as error:
             told, held = f"cannot be compared with its suppression list ({error}).", []
         else:
-            told = f"holds {len(held)} samples that were erased on request, the first is {held[0]!r}." if held else ""
+            told = f"holds {counted(len(held), 'sample')} erased on request, the first is {held[0]!r}." if held else ""
         if told:
             warnings.warn(
                 f"{self.path} {told} An old copy may have been put back, or an erasure was interrupted: torchlssvm "
@@ -1202,7 +1207,7 @@ class SampleStore:
             for _ in batches:  # the machine has no sums; reading the rows still checks them
                 continue
             if held:
-                raise StoreError(f"{len(held)} samples of the journal are not among the rows")
+                raise StoreError(f"{counted(len(held), 'sample')} of the journal not found among the rows")
             return count, digest
 
     def _committed_rows(self, held: set[bytes]) -> Iterator[StoredRows]:
