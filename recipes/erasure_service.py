@@ -174,23 +174,15 @@ class Service:
 
     def learn(self, given: Samples, x: torch.Tensor) -> dict[str, int]:
         """Learn the samples that are not held yet, so that a client may repeat a call."""
-        event = Add(ids=given.ids, x=x, y=self.class_numbers(given.labels), subject=given.subjects)
+        event = Add(ids=given.ids, x=x, y=self.store.labels(given.labels), subject=given.subjects)
         new = self.store.without_held(event)
         learned = 0 if new is None else self.store.apply(new).samples
         return {"learned": learned, "held_before": len(given.ids) - learned}
 
     def relabel(self, given: NewLabels) -> dict[str, int]:
         """Correct labels."""
-        event = Relabel(ids=given.ids, y=self.class_numbers(given.labels))
+        event = Relabel(ids=given.ids, y=self.store.labels(given.labels))
         return {"relabelled": self.store.apply(event).samples}
-
-    def class_numbers(self, labels: Sequence[str | int]) -> list[int]:
-        """The numbers of classes that are given by name or by number."""
-        classes = self.store.classes
-        for label in labels:
-            if isinstance(label, str) and label not in classes:
-                raise ValueError(f"there is no class {label!r}; the classes are {classes}. Nothing was changed.")
-        return [classes.index(label) if isinstance(label, str) else label for label in labels]
 
     def open_request(self, person: Person) -> ErasureRequest:
         """Open a request, or return the one that is open for this subject. It is durable when this returns."""

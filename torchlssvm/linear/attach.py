@@ -24,7 +24,7 @@ from torchlssvm.functional.checks import finite_scores, is_fake
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs_of, is_loader, to_device
+from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, class_numbers, inputs_of, is_loader, to_device
 from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
@@ -136,11 +136,11 @@ def attach(
     names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
     trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options).join(store, given)
-    classifier = _attach(model, num_classes, trial.head, how, deterministic, prepare, {})
+    classifier = _attach(model, trial.head.num_classes, trial.head, how, deterministic, prepare, {})
     classifier.samples = trial.samples
     if names is not None and not classifier.store.classes:
         classifier.store.name_classes(names)
-    elif names is not None and classifier.store.classes != names:
+    elif names is not None and classifier.store.classes[: len(names)] != names:  # classes may have been added since
         raise ValueError(f"the classes of {classifier.store} are {classifier.store.classes}, not {names}")
     return classifier
 
@@ -493,7 +493,10 @@ class AttachedClassifier(nn.Module):
         if names and self.classes is None:
             raise ValueError("the classes have no names: attach(model, 2, classes=['ant', 'bee'])")
         labels = self._in_batches(lambda x: self._ask("predict", self._features(x)), images, progress, "predict")
-        return [self.classes[label] for label in labels.tolist()] if names and self.classes else labels
+        if not names or not self.classes:
+            return labels
+        named = dict(enumerate(self.classes))  # fewer than the classes, where a number of classes was added
+        return [named.get(label, str(label)) for label in labels.tolist()]
 
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
         """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
@@ -578,9 +581,9 @@ class AttachedClassifier(nn.Module):
         if images is None:
             raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
         if y is None:
-            batches: Any = batches_of(images, self.device, False, "calibrate")
+            batches: Any = batches_of(images, self.device, False, "calibrate", self.classes)
         else:
-            batches = [TrainingBatch(images, y, None, None)]
+            batches = [TrainingBatch(images, class_numbers(y, self.classes), None, None)]
         parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
         self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
         return self
@@ -597,8 +600,9 @@ class AttachedClassifier(nn.Module):
 
     def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Labels (B,) and predicted classes (B,), batch by batch."""
+        y = class_numbers(y, self.classes)
         batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
-        for part in batches or batches_of(images, self.device, progress, what):
+        for part in batches or batches_of(images, self.device, progress, what, self.classes):
             predicted = self.predict(part.x)
             labels = torch.as_tensor(part.y, device=predicted.device)
             if labels.shape != predicted.shape:
@@ -626,8 +630,8 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {counted(len(self.store), 'sample')}, and fit starts empty: clf.add(loader) adds to them "
-                    "(it skips ids that the store already holds); for another classifier use another folder"
+                    f"{self.store} holds {counted(len(self.store), 'sample')}, and fit starts empty: clf.add(loader) adds to "
+                    "them (it skips ids that the store already holds); for another classifier use another folder"
                 )
             self.add(loader, progress=progress)
         else:
@@ -646,17 +650,18 @@ class AttachedClassifier(nn.Module):
 
         Args:
             images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
-            y: (B,).
+            y: (B,) numbers of classes, or a list of names if the classes have names.
             ids: (B,) names of the samples; a store needs them.
             subjects: (B,) who the samples belong to, or one for all; for a store.
             progress: show a bar while a loader is read.
             options: further arguments for ``add`` of the head.
         """
+        y = class_numbers(y, self.classes)
         if y is None and self.samples is None:
             return self._learn(images, progress)
         if y is None:
             assert self.samples is not None
-            for part in batches_of(images, self.device, progress, "add"):
+            for part in batches_of(images, self.device, progress, "add", self.classes):
                 self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
             self.samples.store.recalibrate()
             return self
@@ -689,7 +694,7 @@ class AttachedClassifier(nn.Module):
         try:
             if anew and aside is None:
                 samples.clear()
-            for part in batches_of(loader, self.device, progress, "fit" if anew else "add"):
+            for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes):
                 if part.subjects is not None:
                     warnings.warn(
                         "subjects of the samples are not kept without a store, and nothing can be removed by them later: "
@@ -743,17 +748,26 @@ class AttachedClassifier(nn.Module):
             return self.samples.remove(ids, subject, receipt)
         if images is None or y is None:
             raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
-        return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
+        named_ids = {} if ids is None else {"ids": ids}
+        return self._ask("remove", self.features(images), class_numbers(y, self.classes), **options, **named_ids)
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
-        """Make room for more classes, by their names or their number. A store records the change in its journal."""
+        """Make room for more classes, by their names or their number. A store records the change in its journal.
+
+        Classes that had no name before are then called by their numbers.
+        """
         classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
-        else:
-            self.head.add_classes(classes if isinstance(classes, int) else len(classes))
-            if not isinstance(classes, int) and self.classes is not None:
-                self.classes = [*self.classes, *classes]
+            return self
+        K, more = self.head.num_classes, classes if isinstance(classes, int) else len(classes)
+        names = self.classes
+        if names is not None or not isinstance(classes, int):
+            old = names or [str(label) for label in range(K)]
+            new = [str(label) for label in range(K, K + more)] if isinstance(classes, int) else classes
+            names = _class_names([*old, *new], K + more)
+        self.head.add_classes(more)
+        self.classes = names
         return self
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
@@ -766,7 +780,11 @@ class AttachedClassifier(nn.Module):
     def relabel(
         self, images: Tensor | None = None, y_old: Tensor | None = None, y_new: Any = None, *, ids: Any = None
     ) -> Any:
-        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``."""
+        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``.
+
+        Labels are numbers, or names if the classes have names.
+        """
+        y_old, y_new = class_numbers(y_old, self.classes), class_numbers(y_new, self.classes)
         if self.samples is not None:
             if ids is None or images is not None or y_new is None:
                 raise ValueError("the store knows its samples: clf.relabel(ids=['a', 'b'], y_new=[3, 1])")

@@ -44,6 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
+from torchlssvm.linear.labelled_batches import class_numbers
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
@@ -263,6 +264,8 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
+        if adapter.empty and mine.get("num_classes", 0) < config["num_classes"] and self._journal.grew:
+            mine["num_classes"] = config["num_classes"]  # the head gets the classes added since when it is restored
         for name in dict.fromkeys(("type", "in_features", "num_classes", *config, *ROW_OPTIONS)):
             if name not in SETTABLE_OPTIONS and mine.get(name) != config.get(name):
                 empty = self._db.get("state")["position"] == 0
@@ -675,6 +678,13 @@ class SampleStore:
     def classes(self) -> list[str]:
         """The names of the classes, in the order of the labels; empty if the classes have no names."""
         return list(self._db.get("classes", []))
+
+    def labels(self, names: Any) -> Any:
+        """The labels of classes that are given by name: ``store.apply(Relabel(ids=["a"], y=store.labels(["cat"])))``.
+
+        Numbers stay as they are. Raises ValueError, with similar names, if there is no such class.
+        """
+        return class_numbers(names, self.classes)
 
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
         """Name the classes, in the order of the labels. You may give fewer names than there are classes.
