@@ -21,7 +21,7 @@ from torchlssvm.cli.arguments import (
     rho,
 )
 from torchlssvm.cli.console import emit, progress, table
-from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
+from torchlssvm.cli.store_access import Settings, holds_store, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
@@ -84,10 +84,14 @@ if TYPE_CHECKING:
         "features), or auto: the more accurate one in leave-one-out",
     ),
     one_of(
-        option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
+        option(
+            "--backbone",
+            metavar="NAME",
+            help="torchvision network for images, e.g. mobilenet_v2, or folder of a transformers encoder for texts",
+        ),
         option("--fingerprint", metavar="F", help="fingerprint of the network that computes the features in files"),
     ),
-    option("--weights", metavar="FILE", help="file with the network's state_dict (default: torchvision's weights)"),
+    option("--weights", metavar="FILE", help="file with the network's state_dict (default: the published weights)"),
     option(
         "--layers",
         metavar="last|blocks|all|NAMES",
@@ -104,7 +108,7 @@ def init(options: argparse.Namespace) -> int:
     """Create the head, then the store. A store that a crash left incomplete is completed."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import NETWORK_NOTE
+    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
 
     for name in ("weights", "layers", "pool", "max_features", "views"):
         if getattr(options, name) is not None and options.backbone is None:
@@ -138,7 +142,7 @@ def init(options: argparse.Namespace) -> int:
         if names:
             store.name_classes(names)
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
-    bound = f", for images through {options.backbone}" if options.backbone else ""
+    bound = f", for the features of {options.backbone}" if options.backbone else ""
     return emit(
         options, said, f"{options.store}: empty store with {head.in_features} features and {classes} classes{bound}"
     )
@@ -158,7 +162,8 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
-    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.backbone_hash import fingerprint
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, attach_named
     from torchlssvm.features.description import describe_network
     from torchlssvm.features.layer_taps import LAYER_SETS
 
@@ -170,8 +175,8 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
         if value is not None:
             several = isinstance(value, str) and value not in LAYER_SETS
             settings.network[name] = [part.strip() for part in value.split(",")] if several else value
-    backbone = Backbone(options.backbone, weights, classes, options.head, **settings.network, **build)
-    return backbone.classifier.head, backbone.fingerprint, describe_network(backbone.classifier.backbone)
+    made = attach_named(options.backbone, weights, classes, options.head, **settings.network, **build)
+    return made.head, fingerprint(made.backbone, made.preprocess), describe_network(made.backbone)
 
 
 def as_weights(given: str | list[float] | None) -> Any:
@@ -184,6 +189,7 @@ def as_weights(given: str | list[float] | None) -> Any:
 def is_finished(options: argparse.Namespace) -> bool:
     """Return True if the command that created the store has finished."""
     from torchlssvm.errors import StoreBusyError, StoreError
+    from torchlssvm.store.database import SETTINGS_NOTE
 
     try:
         with open_store(options, readonly=True) as store:

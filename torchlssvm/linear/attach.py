@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import module_hash
+from torchlssvm.backbones import load_network
 from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
-from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
+from torchlssvm.features.texts import Tokenize, is_encoder
 from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import finite_scores, is_fake
 from torchlssvm.functional.conformal import misfit, threshold
@@ -75,7 +76,9 @@ def attach(
 
     Args:
         model: the network, or a :class:`~torchlssvm.features.LayerTaps`. With ``in_features``, a backbone that already returns
-            features, which is used unchanged. A string is the folder or name of an encoder of transformers.
+            features, which is used unchanged. A string names a network: of torchvision (``"mobilenet_v2"``) or timm
+            (``"timm/resnet18"``), with published weights, or an encoder of transformers by its folder or name. You can then
+            pass pictures of PIL, or paths of their files, or texts wherever a batch is accepted.
         num_classes: K, the number of classes.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
@@ -118,10 +121,12 @@ def attach(
         >>> bool((clf.predict(images) == y).all())
         True
     """
+    source = model if isinstance(model, str) else None
     if isinstance(model, str):
-        model, tokenizer = load_encoder(model, tokenizer)
+        model, prepared = load_network(model, tokenizer=tokenizer)
+        tokenizer, preprocess = None, preprocess or prepared
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, or the folder of an encoder; got {type(model).__name__}")
+        raise TypeError(f"model must be an nn.Module, or the name of a network; got {type(model).__name__}")
     if tokenizer is not None and preprocess is not None:
         raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
     _check_deterministic(deterministic)
@@ -129,13 +134,15 @@ def attach(
     prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
     if store is None:
         made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
-        made.classes = _class_names(classes, num_classes)
+        made.source, made.classes = source, _class_names(classes, num_classes)
         return made
     # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
-    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options).join(store, given)
+    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options)
+    trial.source = source
+    trial.join(store, given)
     classifier = _attach(model, trial.head.num_classes, trial.head, how, deterministic, prepare, {})
     classifier.samples = trial.samples
     if names is not None and not classifier.store.classes:
@@ -302,6 +309,8 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
+        self.source: str | None = None
+        """The name of the network, if :func:`attach` was given a name. A store keeps it for the command line."""
         self._classes: list[str] | None = None
         self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
