@@ -20,9 +20,10 @@ from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder
-from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
+from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import finite_scores, is_fake
 from torchlssvm.functional.conformal import misfit, threshold
+from torchlssvm.linear.column_selection import Selection, check_columns, restrict
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, class_numbers, inputs_of, is_loader, to_device
@@ -48,6 +49,7 @@ def attach(
     max_features: int | None = 4096,
     views: Sequence[str | Callable[[Any], Any]] = (),
     feature_map: nn.Module | None = None,
+    columns: Any = None,
     layer: str | None = None,
     output: str | None = None,
     tokenizer: Any = None,
@@ -91,6 +93,8 @@ def attach(
         views: fixed transforms, ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
             the sample and its transforms, both in learning and in prediction. Random augmentation is refused.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
+        columns: the columns of the features to use, as numbers, a slice or a mask; None uses all of them. See
+            :meth:`AttachedClassifier.restrict`.
         layer: name of the layer to replace, e.g. ``"_fc"``.
         output: name of the features in the dict that the network returns.
         tokenizer: the tokenizer of an encoder. You can then pass batches of texts wherever images are accepted.
@@ -130,7 +134,7 @@ def attach(
     if tokenizer is not None and preprocess is not None:
         raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
     _check_deterministic(deterministic)
-    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features)
+    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features, columns)
     prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
     if store is None:
         made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
@@ -144,7 +148,7 @@ def attach(
     trial.source = source
     trial.join(store, given)
     classifier = _attach(model, trial.head.num_classes, trial.head, how, deterministic, prepare, {})
-    classifier.samples = trial.samples
+    classifier.source, classifier.samples = source, trial.samples
     if names is not None and not classifier.store.classes:
         classifier.store.name_classes(names)
     elif names is not None and classifier.store.classes[: len(names)] != names:  # classes may have been added since
@@ -174,6 +178,7 @@ class NetworkOptions(NamedTuple):
     layer: str | None = None
     output: str | None = None
     in_features: int | None = None
+    columns: Any = None
 
     @property
     def tapped(self) -> bool:
@@ -202,6 +207,9 @@ def _attach(
             raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
         if how.feature_map is not None:
             J = int(how.feature_map.out_features)  # type: ignore[arg-type]
+        if how.columns is not None:
+            columns = check_columns(how.columns, J, torch.device("cpu"))
+            how, J = how._replace(columns=columns.tolist()), len(columns)
         if kind is not None:
             tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
             usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
@@ -223,9 +231,29 @@ def _attach(
         backbone = Views(backbone, how.views)
     if how.feature_map is not None:
         backbone = nn.Sequential(backbone, nn.Flatten(1), how.feature_map)
+    if how.columns is not None:
+        backbone = restrict_backbone(backbone, columns)
     made = AttachedClassifier(backbone, head, J, proven, deterministic, preprocess)
     made.network_options = how
     return made
+
+
+def restrict_backbone(backbone: nn.Module, columns: Tensor) -> nn.Module:
+    """A backbone that computes some columns (k,) of the features. Layers without such a column are no longer tapped."""
+    if isinstance(backbone, Columns):
+        columns = backbone.columns.cpu()[columns]
+        backbone = backbone.module
+    taps = backbone.module if isinstance(backbone, Views) else backbone
+    if isinstance(taps, LayerTaps):
+        groups = {name: torch.arange(taps.out_features)[group] for name, group in taps.groups.items()}
+        used = {name: group for name, group in groups.items() if torch.isin(group, columns).any()}
+        part, left = taps.only(used), torch.cat(list(used.values()))
+        backbone = Views(part, backbone.views) if isinstance(backbone, Views) else part
+        columns = torch.searchsorted(left, columns)
+        if columns.equal(torch.arange(len(left))):
+            return backbone
+    tensors = [*backbone.parameters(), *backbone.buffers()]
+    return Columns(backbone, columns.to(tensors[-1].device if tensors else "cpu"))
 
 
 def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
@@ -778,6 +806,48 @@ class AttachedClassifier(nn.Module):
         self.head.add_classes(more)
         self.classes = names
         return self
+
+    def restrict(self, columns: Any, store: Any = None) -> AttachedClassifier:
+        """A second classifier on some columns of the features, which knows what this one has learned. This one does not change.
+
+        Args:
+            columns: the result of ``select`` or ``select_groups`` for ``clf.head`` (:mod:`torchlssvm.linear.column_selection`),
+                which also has a rho and a scale; or numbers (k,), a slice or a mask (J,).
+            store: the folder of a new store for the second classifier. The samples are copied from the store of this one.
+        """
+        self._follow()
+        if not isinstance(self.head, LSSVMHead):
+            raise ValueError(f"restrict needs an LSSVMHead; this classifier has a {type(self.head).__name__}")
+        if self.head.normalize == "l2":
+            raise ValueError(
+                "normalize='l2' divides a row by the length of all its columns: it cannot do with some of them"
+            )
+        if isinstance(columns, Selection):
+            if columns.source is not self.head or columns.outdated:
+                raise ValueError("columns were selected for another head, or samples have changed since: select again")
+            head, numbers = copy.deepcopy(columns.head), columns.best.columns.cpu()
+        else:
+            numbers = check_columns(columns, self.in_features, torch.device("cpu"))
+            head = restrict(self.head, numbers.to(self.head.device))
+        inside = numbers
+        if self.network_options.columns is not None:
+            numbers = torch.tensor(self.network_options.columns)[numbers]
+        made = AttachedClassifier(
+            restrict_backbone(self.backbone, inside), head, len(inside), None, self._batch_size, self.preprocess
+        )
+        made.network_options = self.network_options._replace(columns=numbers.tolist())
+        made.source, made.classes = self.source, self.classes
+        if store is not None:
+            if self.samples is None:
+                raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
+            made.head = type(head).from_config(head.config(), device=head.device)
+            if head.statistics.exact:
+                chosen = head.statistics.choices
+                made.head.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
+            made.join(store)
+            assert made.samples is not None
+            made.samples.copy(self.store, inside, head)
+        return made
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
         """Add and remove in one step; each argument is a pair of images (B, ...) and labels (B,)."""

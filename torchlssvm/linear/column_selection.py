@@ -69,12 +69,17 @@ class Selection:
     _again: Callable[..., Selection]
     _version: int
 
+    @property
+    def outdated(self) -> bool:
+        """True if the samples of ``source`` have changed since the choice."""
+        return self.source._state_version != self._version
+
     def refresh(self, **samples: Any) -> Selection:
         """Choose again from the samples that ``source`` holds now, so that removed samples no longer affect the choice.
 
         Returns itself if nothing has changed. ``samples``: x, y, weight and ids of the samples left, for ``method="loo"``.
         """
-        return self if self.source._state_version == self._version else self._again(**samples)
+        return self._again(**samples) if self.outdated else self
 
     def __str__(self) -> str:
         lines = [f"{'columns':24} {'scale':6} {'rho':>10} {'error':>10} {'seconds':>8}"]

@@ -82,6 +82,14 @@ class AttachedSamples:
         event = self.store.without_held(Add(ids=ids, x=x, y=y, subject=subjects))
         return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
 
+    def copy(self, source: SampleStore, columns: Tensor, head: Any) -> None:
+        """Copy all samples of a store with some columns (k,) of their features, and the choices that ``head`` made."""
+        for rows in source.batches():
+            self.add(rows.x[:, columns], rows.y, rows.ids, rows.subjects, more=True)
+        if source.classes:
+            self.store.name_classes(source.classes)
+        self.store._set_option(lambda mine: mine._choices.made.update(head._choices.made), choose_rho=False)
+
     def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:
         """Remove samples by id, or all samples of one or more subjects. If a receipt is requested, it is written first."""
         if (ids is None) == (subject is None):
