@@ -418,11 +418,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--key", type=Path, help="private key that signs certificates")
     parser.add_argument("--suppression-list", type=Path, help="needs its key in TORCHLSSVM_SUPPRESSION_KEY")
     parser.add_argument("--readonly", action="store_true", help="predictions only, beside a process that writes")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     o = parser.parse_args(argv)
-    tokens = {role: os.environ.get(f"ERASURE_{role.upper()}_TOKEN", "") for role in ROLES}
-    service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+    variables = {role: f"ERASURE_{role.upper()}_TOKEN" for role in ROLES}
+    tokens = {role: os.environ.get(variable, "") for role, variable in variables.items()}
+    missing = [variable for role, variable in variables.items() if not tokens[role]]
+    if missing:
+        parser.error(f"set {', '.join(missing)} in the environment, e.g. export {missing[0]}=$(openssl rand -hex 24)")
+    try:
+        RoleCheck(tokens)
+        service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+    except (StoreError, ValueError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+    now, does = service.published, "predictions only" if o.readonly else "learns and erases"
+    print(f"{o.store}: {now.head.n:g} samples, {does}, at http://{o.host}:{o.port}", file=sys.stderr, flush=True)
     sys.setswitchinterval(0.0005)  # seconds; at Python's 0.005 a compaction delays predictions ten times as long
     uvicorn.run(create_app(service, tokens), host=o.host, port=o.port, log_level="warning")
 
