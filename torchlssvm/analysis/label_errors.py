@@ -47,7 +47,8 @@ class LabelErrors:
         labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
         margins: the score of the label minus the best other score (n,): a negative margin means that the model prefers another
             class.
-        order: positions of all samples (n,), the most suspicious first; ``ids[i]`` is the id of position i. proposed: the class that the model prefers (n,).
+        order: positions of all samples (n,), the most suspicious first; ``ids[i]`` is the id of position i.
+        proposed: the class that the model prefers (n,).
         pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
         classes: the names of the classes, or None.
     """
