@@ -107,9 +107,9 @@ def read_samples(
             keys = as_texts(columns[name])
     y: Any = columns.get("label")
     if isinstance(y, list):
-        for i, text in enumerate(y):
+        for i, given in enumerate(y):
             try:
-                y[i] = label_of(text)
+                y[i] = label_of(given)
             except ValueError as error:
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
