@@ -135,9 +135,10 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
     """Open the samples to learn (``labelled``) or to classify: a file, or images or texts through the store's network."""
     if options.images is not None:
         return open_images(options, store, labelled)
+    columns = {"ids": options.ids, "subjects": getattr(options, "subjects", None)}
     if options.text is not None:
         network = load_backbone(options, store)
-        found = read_file(options, store, ids=options.ids, subjects=getattr(options, "subjects", None))
+        found = read_file(options, store, options.text, text=options.text_column or "text", **columns)
         return replace(found, read=lambda part: network.features(found.read(part)))
     backbone = Settings.load(store).backbone
     if labelled and backbone and options.fingerprint is None:
@@ -146,24 +147,22 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
             f"say so with --fingerprint {store.fingerprint}"
         )
     with progress(options, f"reading {options.features}"):
-        return read_file(options, store, ids=options.ids, subjects=getattr(options, "subjects", None))
+        return read_file(options, store, options.features, **columns)
 
 
-def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> Samples:
-    """Read ``--features`` or ``--text`` with ``--labels`` and other columns; check the number of features."""
+def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> Samples:
+    """Read a file of features or texts with ``--labels`` and other columns; check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
     settings, head = Settings.load(store), store.head
     columns["labels"] = options.labels
-    if options.text is not None:
-        columns["text"] = options.text_column or "text"
     found = read_samples(
-        options.text or options.features,
+        file,
         lambda text: settings.label(text, head.num_classes),
         by_position=options.by_position,
         **columns,
     )
-    if options.text is None and found.width != head.in_features:
+    if "text" not in columns and found.width != head.in_features:
         raise ValueError(f"{found.path} has {found.width} features, the store has {head.in_features}")
     return found
 
