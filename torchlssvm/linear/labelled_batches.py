@@ -172,14 +172,19 @@ def is_loader(inputs: Any) -> bool:
 def inputs_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[Any]:
     """Inputs of the batches of a loader on a device. Batches may have labels, which are ignored, or be inputs alone."""
     for batch in with_progress_bar(loader, what) if progress else loader:
+        yield to_device(unpack_inputs(batch), device)
+
+
+def unpack_inputs(batch: Any, names: Mapping[str, str] | None = None) -> Any:
+    """The inputs of a batch with or without labels. ``names`` are the names of the parts of a dict."""
+    if not isinstance(batch, Mapping):
         labelled = isinstance(batch, list | tuple) and not is_texts(batch)
-        x: Any = batch[0] if labelled and batch else batch
-        if isinstance(batch, Mapping) and "input_ids" not in batch:
-            x = next((batch[name] for name in FIELD_NAMES["x"] if name in batch), batch)
-        elif isinstance(batch, Mapping):
-            taken = {name for part in ("y", "ids", "subjects") for name in FIELD_NAMES[part]}
-            x = {name: value for name, value in batch.items() if isinstance(value, Tensor) and name not in taken}
-        yield to_device(x, device)
+        return batch[0] if labelled and batch else batch
+    known = check_names(names)
+    if "input_ids" in batch:
+        taken = {name for part in ("y", "ids", "subjects") for name in known[part]}
+        return {name: value for name, value in batch.items() if isinstance(value, Tensor) and name not in taken}
+    return next((batch[name] for name in known["x"] if name in batch), batch)
 
 
 def first_samples(batch: TrainingBatch, count: int) -> TrainingBatch:
