@@ -39,6 +39,7 @@ from pydantic import BaseModel, ConfigDict
 from torchlssvm.errors import NotFittedError, RemovalError, StoreBusyError, StoreDiskError, StoreError, SuppressedError
 from torchlssvm.events import Add, Relabel
 from torchlssvm.store import ErasureRequest, SampleStore
+from torchlssvm.wording import counted
 
 log = logging.getLogger("erasure_service")
 
@@ -434,7 +435,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (StoreError, ValueError, OSError) as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
     now, does = service.published, "predictions only" if o.readonly else "learns and erases"
-    print(f"{o.store}: {now.head.n:g} samples, {does}, at http://{o.host}:{o.port}", file=sys.stderr, flush=True)
+    print(
+        f"{o.store}: {counted(int(now.head.n), 'sample')}, {does}, at http://{o.host}:{o.port}",
+        file=sys.stderr,
+        flush=True,
+    )
     sys.setswitchinterval(0.0005)  # seconds; at Python's 0.005 a compaction delays predictions ten times as long
     uvicorn.run(create_app(service, tokens), host=o.host, port=o.port, log_level="warning")
 

@@ -73,7 +73,8 @@ def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -
     or name of an encoder of transformers. ``weights``: as for :func:`build` (None: the best there are), or the folder of the
     encoder if it has moved.
     """
-    known = _classifiers() if not Path(name).is_dir() else []
+    encoder = Path(name).is_dir() or "/" in name or ("-" in name and find_spec("torchvision") is None)
+    known = [] if encoder else _classifiers()  # ModuleNotFoundError without torchvision, whose names have no "-"
     if name in known or name.startswith(TIMM_PREFIX):
         model = build(name, weights or best_weights(name))
         return model, Pictures(preprocessing(name)) if name in known else None
@@ -128,8 +129,6 @@ def preprocessing(name: str) -> Any:
 
 
 def _classifiers() -> list[str]:
-    if find_spec("torchvision") is None:
-        return []
     from torchvision import models
 
     return models.list_models(module=models)  # type: ignore[no-any-return]
