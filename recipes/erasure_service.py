@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict
 from torchlssvm.errors import NotFittedError, RemovalError, StoreBusyError, StoreDiskError, StoreError, SuppressedError
 from torchlssvm.events import Add, Relabel
 from torchlssvm.store import ErasureRequest, SampleStore
+from torchlssvm.wording import counted
 
 log = logging.getLogger("erasure_service")
 
@@ -175,23 +176,15 @@ class Service:
 
     def learn(self, given: Samples, x: torch.Tensor) -> dict[str, int]:
         """Learn the samples that are not in the store yet, so that a client can safely repeat a call."""
-        event = Add(ids=given.ids, x=x, y=self.class_numbers(given.labels), subject=given.subjects)
+        event = Add(ids=given.ids, x=x, y=self.store.labels(given.labels), subject=given.subjects)
         new = self.store.without_held(event)
         learned = 0 if new is None else self.store.apply(new).samples
         return {"learned": learned, "held_before": len(given.ids) - learned}
 
     def relabel(self, given: NewLabels) -> dict[str, int]:
         """Correct labels."""
-        event = Relabel(ids=given.ids, y=self.class_numbers(given.labels))
+        event = Relabel(ids=given.ids, y=self.store.labels(given.labels))
         return {"relabelled": self.store.apply(event).samples}
-
-    def class_numbers(self, labels: Sequence[str | int]) -> list[int]:
-        """The numbers of classes that are given by name or by number."""
-        classes = self.store.classes
-        for label in labels:
-            if isinstance(label, str) and label not in classes:
-                raise ValueError(f"there is no class {label!r}; the classes are {classes}. Nothing was changed.")
-        return [classes.index(label) if isinstance(label, str) else label for label in labels]
 
     def open_request(self, person: Person) -> ErasureRequest:
         """Open a request, or return the open request of this subject. The request is durable when this returns."""
@@ -427,11 +420,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--key", type=Path, help="private key that signs certificates")
     parser.add_argument("--suppression-list", type=Path, help="needs its key in TORCHLSSVM_SUPPRESSION_KEY")
     parser.add_argument("--readonly", action="store_true", help="predictions only, beside a process that writes")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     o = parser.parse_args(argv)
-    tokens = {role: os.environ.get(f"ERASURE_{role.upper()}_TOKEN", "") for role in ROLES}
-    service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+    variables = {role: f"ERASURE_{role.upper()}_TOKEN" for role in ROLES}
+    tokens = {role: os.environ.get(variable, "") for role, variable in variables.items()}
+    missing = [variable for role, variable in variables.items() if not tokens[role]]
+    if missing:
+        parser.error(f"set {', '.join(missing)} in the environment, e.g. export {missing[0]}=$(openssl rand -hex 24)")
+    try:
+        RoleCheck(tokens)
+        service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+    except (StoreError, ValueError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+    now, does = service.published, "predictions only" if o.readonly else "learns and erases"
+    print(
+        f"{o.store}: {counted(int(now.head.n), 'sample')}, {does}, at http://{o.host}:{o.port}",
+        file=sys.stderr,
+        flush=True,
+    )
     sys.setswitchinterval(0.0005)  # seconds; at Python's 0.005 a compaction delays predictions ten times as long
     uvicorn.run(create_app(service, tokens), host=o.host, port=o.port, log_level="warning")
 

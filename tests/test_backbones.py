@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm.backbones import build
+from torchlssvm import attach
+from torchlssvm.backbones import build, preprocessing
+from torchlssvm.cli import main
 from torchlssvm.lightning import LSSVMModule
 
 pytest.importorskip("torchvision")
@@ -70,3 +72,34 @@ def test_what_there_is_not_is_said(name: str, weights: str | None, message: str)
         pytest.importorskip("timm")
     with pytest.raises(ValueError, match=message):
         LSSVMModule(name, 3, weights=weights)
+
+
+def test_attach_takes_the_names_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of TORCHLSSVM_DATA, pictures of PIL and files; a slip of the pen is not looked up on a hub."""
+    from PIL import Image
+
+    torch.manual_seed(2)
+    saved = build("squeezenet1_1")
+    (tmp_path / "weights").mkdir()
+    torch.save(saved.state_dict(), tmp_path / "weights" / "squeezenet1_1_imagenet.pt")
+    monkeypatch.setenv("TORCHLSSVM_DATA", str(tmp_path))
+    clf = attach("squeezenet1_1", 2, classes=["ant", "bee"], store=tmp_path / "store")
+    image = Image.new("RGB", (40, 30), (200, 90, 10))
+    image.save(tmp_path / "a.png")
+    with torch.no_grad():
+        truth = saved.eval().features(preprocessing("squeezenet1_1")(image)[None]).mean((2, 3))
+    for given in (image, [image], tmp_path / "a.png", [str(tmp_path / "a.png")]):
+        torch.testing.assert_close(clf.features(given), truth, rtol=1e-4, atol=1e-5)
+    clf.add([image, image.rotate(90)], ["ant", "bee"], ids=["a", "b"])
+    clf.store.close()
+    assert main(["classify", str(tmp_path / "store"), "--images", str(tmp_path / "a.png")]) == 0
+    for name in ("squeezenet1-1", "squeezenet11"):
+        with pytest.raises(ValueError, match="did you mean 'squeezenet1_1'"):
+            attach(name, 2)
+
+
+def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"torchvision.*timm.*transformers"):
+        attach(str(tmp_path / "empty"), 2)

@@ -1,9 +1,12 @@
-"""Networks of torchvision and timm by name, with published weights or weights from a file."""
+"""Networks by name: of torchvision and timm, with published weights or weights from a file, and encoders of transformers."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.features.last_layer import find_last_layer
+from torchlssvm.features.texts import Tokenize, load_encoder
 from torchlssvm.untrusted import check_regular, load_tensors
 
-__all__ = ["AUTO", "build", "load_pt", "preprocessing"]
+__all__ = ["AUTO", "Pictures", "build", "load_network", "load_pt", "preprocessing"]
 
 log = logging.getLogger("torchlssvm.backbones")
 
@@ -32,7 +36,18 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     available, it issues a warning and uses random weights.
     """
     if weights == AUTO:
-        return _best(name)
+        best = best_weights(name)
+        try:
+            return build(name, best)
+        except OSError as error:
+            if Path(best).exists():
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning(
+                "no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason
+            )
+            torch.manual_seed(0)
+            return build(name, None)
     file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
     try:
         model = _timm(name, weights, file) if name.startswith(TIMM_PREFIX) else _torchvision(name, weights, file)
@@ -43,15 +58,86 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     return model
 
 
+def best_weights(name: str) -> str:
+    """The file weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, or else the published weights."""
+    local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
+    if os.environ.get("TORCHLSSVM_DATA") and local.exists():
+        return str(local.absolute())
+    return "pretrained" if name.startswith(TIMM_PREFIX) else "DEFAULT"
+
+
+def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -> tuple[nn.Module, Any]:
+    """Load a network by name, and what turns pictures or texts into its input (None for a network of timm).
+
+    A name that torchvision knows is a network of torchvision, ``timm/<name>`` is one of timm, and anything else is the folder
+    or name of an encoder of transformers. ``weights``: as for :func:`build` (None: the best there are), or the folder of the
+    encoder if it has moved.
+    """
+    encoder = Path(name).is_dir() or "/" in name or ("-" in name and find_spec("torchvision") is None)
+    known = [] if encoder else _classifiers()  # ModuleNotFoundError without torchvision, whose names have no "-"
+    if name in known or name.startswith(TIMM_PREFIX):
+        model = build(name, weights or best_weights(name))
+        return model, Pictures(preprocessing(name)) if name in known else None
+    similar = difflib.get_close_matches(name, known, 1, 0.85)
+    if similar:
+        raise ValueError(f"torchvision has no classifier {name!r}; did you mean {similar[0]!r}?")
+    try:
+        model, tokenizer = load_encoder(name if weights in (None, "DEFAULT") else weights, tokenizer)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{name!r} is neither a classifier of torchvision (mobilenet_v2, resnet18...), nor one of timm, written "
+            f"'timm/<name>', nor an encoder that transformers can load: {reason}"
+        ) from error
+    return model, Tokenize(tokenizer)
+
+
+class Pictures:
+    """Turn a list of pictures (of PIL, or paths of their files) into the input (B, 3, H, W) of a network.
+
+    Args:
+        transform: the preprocessing of one picture.
+    """
+
+    def __init__(self, transform: Any):
+        self.transform = transform
+
+    def __call__(self, pictures: Iterable[Any]) -> Tensor:
+        """Read and transform pictures."""
+        listed = [pictures] if isinstance(pictures, str) or not isinstance(pictures, Iterable) else pictures
+        return torch.stack([self._read(picture) for picture in listed])
+
+    def _read(self, picture: Any) -> Tensor:
+        if hasattr(picture, "convert"):
+            return self.transform(picture.convert("RGB"))  # type: ignore[no-any-return]
+        from PIL import Image
+
+        try:
+            with Image.open(picture) as image:
+                return self.transform(image.convert("RGB"))  # type: ignore[no-any-return]
+        except Exception as error:  # the readers of image formats raise errors of many kinds
+            raise ValueError(f"{picture} cannot be read as an image: {error}") from None
+
+    def __repr__(self) -> str:
+        """The preprocessing, which is part of a store's fingerprint."""
+        return repr(self.transform)
+
+
 def preprocessing(name: str) -> Any:
     """Return torchvision's preprocessing of images for this network."""
     return _weights_of(name).DEFAULT.transforms()
 
 
+def _classifiers() -> list[str]:
+    from torchvision import models
+
+    return models.list_models(module=models)  # type: ignore[no-any-return]
+
+
 def _weights_of(name: str) -> Any:
     from torchvision import models
 
-    if name not in models.list_models(module=models):
+    if name not in _classifiers():
         raise ValueError(
             f"torchvision has no classifier {name!r}; it has e.g. mobilenet_v2, resnet18, squeezenet1_1. With LSSVMModule, a "
             "model of timm is 'timm/<name>', and 'identity' takes data that are features"
@@ -108,19 +194,3 @@ def load_pt(path: Path) -> Any:
     except Exception as error:  # torch's reader raises errors of many kinds
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise ValueError(f"{path} is no file of tensors that can be loaded safely: {reason}") from None
-
-
-def _best(name: str) -> nn.Module:
-    """Return the best weights that torchvision offers."""
-    local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
-    if os.environ.get("TORCHLSSVM_DATA") and local.exists():
-        return build(name, str(local))
-    try:
-        return build(name, "pretrained" if name.startswith(TIMM_PREFIX) else "DEFAULT")
-    except OSError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        log.warning(
-            "no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason
-        )
-        torch.manual_seed(0)
-        return build(name, None)

@@ -66,7 +66,7 @@ def save_pretrained(
         statistics: also write the sums, so that samples can be added and removed later. **They are sums over the samples:
             someone who has some of the samples may learn something about the others.** A ``MarginHead`` writes its samples
             themselves.
-        class_names: (K,), for the card and the configuration.
+        class_names: (K,), for the card and the configuration. The names of a classifier's classes are used automatically.
         store: the store of the samples, which knows the number of erasures. The store of a classifier is used automatically.
             Certificates of later erasures name the written files.
         repo_id: name on the hub, e.g. "user/model".
@@ -82,6 +82,8 @@ def save_pretrained(
         )
     if push_to_hub and repo_id is None:
         raise ValueError("push_to_hub needs repo_id, e.g. 'user/model'")
+    if class_names is None and isinstance(model, AttachedClassifier) and len(model.classes or ()) == head.num_classes:
+        class_names = model.classes
     names = None if class_names is None else check_names(class_names, head.num_classes)
     store = store if store is not None or not isinstance(model, AttachedClassifier) else model.store
     followed = store is not None and store.head is head  # what other processes have erased is erased here too
@@ -176,7 +178,9 @@ def from_pretrained(
     if backbone is None:
         return scores
     if statistics:
-        return AttachedClassifier(backbone, scores, config["in_features"])
+        made = AttachedClassifier(backbone, scores, config["in_features"])
+        made.classes = config.get("class_names")
+        return made
     return nn.Sequential(backbone.requires_grad_(False), FlatFeatures(next(scores.parameters()).dtype), scores).eval()
 
 
@@ -192,6 +196,7 @@ CONFIG_SCHEMA: dict[str, Any] = {
         "head": {"enum": list(HEAD_TYPES)},
         "backbone_hash": {"type": ["string", "null"]},
         "network": {"type": ["object", "null"]},
+        "class_names": {"type": ["array", "null"], "items": {"type": "string"}},
     },
 }
 """The fields of a configuration that are read; the others are for people."""

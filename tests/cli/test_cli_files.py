@@ -207,7 +207,7 @@ def test_a_bad_batch_leaves_the_ones_before(empty: Shell) -> None:
     np.save("x.npy", x)
     message = empty("add", "s", "--features", "x.npy", "--labels", "y.npy", "--batch-size", 20, code=1)
     assert "x.npy:40 to x.npy:59" in message
-    assert "(40 samples were added before it)" in message
+    assert "(40 samples added before it)" in message
     assert empty.json("stats", "s")["digest"] == head_of(x[:40], y[:40]).digest()
 
 
@@ -306,6 +306,9 @@ def test_classify_predicts_without_learning(filled: Shell) -> None:
     np.testing.assert_allclose([float(row["score"]) for row in rows], scores.amax(1), rtol=1e-6)
 
     columns = ["--labels", "y.npy", "--ids", "ids.txt", "--by-position", "--scores"]
+    filled("classify", "s", "--features", "x.npy", "--labels", "y.npy")
+    assert len(filled.out.splitlines()) == N + 1
+    assert f"accuracy {(scores.argmax(1).numpy() == y).mean():.2%}" in filled.err
     said = filled.json("classify", "s", "--features", "x.npy", *columns, "--batch-size", 7)
     assert said["accuracy"] == float((scores.argmax(1).numpy() == y).mean())
     assert said["predictions"][3]["id"] == "s3"

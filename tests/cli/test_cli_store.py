@@ -366,6 +366,8 @@ def test_rho_is_chosen_and_set(filled: Shell) -> None:
     assert filled.json("set", "s", "--rho", "5")["rho"] == 5.0
     assert filled.json("stats", "s")["rho"] == "5.0, as given"
     assert filled.json("set", "s", "--rho", "gcv")["rho"] == chosen
+    assert "3 fox" in filled("set", "s", "--add-classes", "fox")
+    assert filled.json("stats", "s")["class_names"] == ["ant", "bee", "cow", "fox"]
     for wrong, code in ((["--rho", "-1"], 1), (["--rho", "best"], 2), (["--rho", "kfold"], 2), ([], 2)):
         filled("set", "s", *wrong, code=code)
 

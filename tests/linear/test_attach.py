@@ -643,6 +643,20 @@ def test_the_head_is_on_the_device_of_the_model() -> None:
     assert clf(torch.randn(3, 12, device="cuda")).device.type == "cuda"
 
 
+@pytest.mark.cuda
+def test_what_moves_to_the_device_of_the_model() -> None:
+    """Batches of a loader are moved and answers stay on the device; a tensor is left where it is, and refused there."""
+    x, y = torch.randn(6, 12), torch.arange(6) % 2
+    clf = attach(small_network().to("cuda"), 2)
+    clf.add([(x, y)], progress=False)
+    assert clf.predict([(x, y)]).device.type == "cuda"
+    assert clf.features([(x, y)]).device.type == "cuda"
+    assert 0 <= clf.score([(x, y)]) <= 1
+    assert clf.score(x.to("cuda"), y) == clf.score([(x, y)])
+    with pytest.raises(RuntimeError, match="cuda:0 and cpu"):
+        clf.predict(x)
+
+
 @pytest.mark.parametrize("deterministic", [True, 8])
 def test_features_that_do_not_depend_on_the_batch(deterministic: bool | int) -> None:
     """MobileNetV2: 31 images are added, 4 of them removed in another batch and under autocast: the digest shows it."""

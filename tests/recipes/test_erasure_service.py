@@ -47,6 +47,39 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("erasure_service")
 
 
+def test_how_it_starts(
+    tmp_path: Path,
+    recipe: Any,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipe.uvicorn, "run", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    arguments = [str(options["store"]), "--outbox", str(options["outbox"]), "--readonly", "--port", "8123"]
+
+    def said(*given: str, code: int | None) -> str:
+        if code is None:
+            recipe.main(given)
+        else:
+            with pytest.raises(SystemExit) as ended:
+                recipe.main(given)
+            assert ended.value.code == code
+        return capsys.readouterr().err
+
+    for role in TOKENS:
+        monkeypatch.delenv(f"ERASURE_{role.upper()}_TOKEN", raising=False)
+    assert "ERASURE_WRITER_TOKEN" in said(*arguments, code=2)
+    for role, token in TOKENS.items():
+        monkeypatch.setenv(f"ERASURE_{role.upper()}_TOKEN", token)
+    assert "no store at" in said(str(tmp_path / "nowhere"), *arguments[1:], code=1)
+    line = said(*arguments, code=None)
+    assert str(options["store"]) in line
+    assert "http://127.0.0.1:8123" in line
+    monkeypatch.setenv("ERASURE_READER_TOKEN", "short")
+    assert "16 characters" in said(*arguments, code=1)
+
+
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("TORCHLSSVM_SUPPRESSION_KEY", str(new_suppression_key(tmp_path / "list.key")))

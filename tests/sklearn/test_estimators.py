@@ -446,10 +446,11 @@ def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
     rng = np.random.default_rng(0)
     y = np.arange(3000) % 30
     X = rng.normal(size=(30, 12))[y] + 0.4 * rng.normal(size=(3000, 12))
-    with pytest.warns(UserWarning, match="RandomFeatures"):
+    with pytest.warns(UserWarning, match="rule='auto'.*RandomFeatures"):
         plain = LSSVMClassifier(rule="least_squares").fit(X[:1500], y[:1500])
-    with pytest.warns(UserWarning, match="RandomFeatures"):
+    with pytest.warns(UserWarning, match="discriminant.*RandomFeatures") as told:
         auto = LSSVMClassifier().fit(X[:1500], y[:1500])
+    assert "rule=" not in str(told[0].message)  # it is in use already
     lifted = make_pipeline(RandomFeatures(600), LSSVMClassifier(rule="least_squares")).fit(X[:1500], y[:1500])
     for better in (auto, lifted):
         assert better.score(X[1500:], y[1500:]) > plain.score(X[1500:], y[1500:]) + 0.02

@@ -117,6 +117,13 @@ def test_an_id_with_other_features_is_refused_and_rounding_is_passed_over(tmp_pa
     assert clf.head.digest() == before
 
 
+def test_results_read_well_in_a_console(store: SampleStore) -> None:
+    assert "1 sample," in str(store.apply(Remove(ids=["s0"])))
+    done = store.compact()
+    assert "\n" not in repr(done)
+    assert len(repr(done)) < 100
+
+
 # -- classes -------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +162,59 @@ def test_names_of_classes_in_a_classifier_and_on_the_command_line(tmp_path: Path
         assert store.classes == [*names, "fox"]
     with pytest.raises(ValueError, match="classes"):
         attach(nn.Linear(J, 4), 4, store=tmp_path / "store", classes=["a", "b", "c", "d"], grid=FixedPoint(16.0))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_labels_by_name(tmp_path: Path, stored: bool) -> None:
+    names, store = ["ant", "bee", "cat"], {"store": tmp_path / "store"} if stored else {}
+    x, y = X.double(), [names[k] for k in Y.tolist()]
+    whole = attach(nn.Identity(), 3, in_features=J, grid=FixedPoint(16.0)).add(x, Y)
+    clf = attach(nn.Identity(), 3, in_features=J, classes=names, grid=FixedPoint(16.0), **store)
+    ids = {"ids": IDS} if stored else {}
+    clf.add(x[:40], y[:40], **{name: value[:40] for name, value in ids.items()})
+    rest = (x[40:], y[40:], IDS[40:]) if stored else (x[40:], y[40:])
+    clf.add([rest], progress=False)
+    assert clf.head.digest() == whole.head.digest()
+    assert clf.score(x, y) == clf.score(x, Y)
+    with pytest.raises(ValueError, match="'cat'"):
+        clf.add(x[:1], ["catt"], **({"ids": ["new"]} if stored else {}))
+    whole.relabel(x[:1], [0], [2])
+    clf.relabel(ids=["s0"], y_new=["cat"]) if stored else clf.relabel(x[:1], ["ant"], ["cat"])
+    assert clf.head.digest() == whole.head.digest()
+    with pytest.raises(ValueError, match="no names"):
+        whole.add(x, y)
+    if stored:
+        assert clf.store.labels(["bee", 0]) == [1, 0]
+        with pytest.raises(ValueError, match=r"store\.labels"):
+            Add(["n"], X[:1], ["ant"])
+
+
+def test_names_of_classes_added_later_are_not_lost(tmp_path: Path) -> None:
+    clf = attach(nn.Identity(), 2, in_features=J)
+    clf.add_classes(["fox"]).add_classes(1)
+    assert (clf.classes, clf.head.num_classes) == (["0", "1", "fox", "3"], 4)
+    with pytest.raises(ValueError, match="different"):
+        clf.add_classes("fox")
+    assert clf.head.num_classes == 4
+
+
+def test_a_store_that_grew_is_opened_by_the_call_that_made_it(tmp_path: Path) -> None:
+    def opened(K: int = 2, names: Any = ("ant", "bee")) -> Any:
+        return attach(nn.Identity(), K, in_features=J, classes=names, store=tmp_path / "store", grid=FixedPoint(16.0))
+
+    clf = opened()
+    clf.add(X, Y % 2, ids=IDS)
+    with pytest.raises(ValueError, match="num_classes"):
+        opened(1, ["ant"])  # nothing was added yet
+    clf.add_classes(["fox"]).add(X[:1] + 1, ["fox"], ids=["f"])
+    digest, answers = clf.head.digest(), clf.predict(X, names=True)
+    clf.store.close()
+    for again in (opened(), opened(3, ["ant", "bee", "fox"])):
+        assert (again.head.digest(), again.predict(X, names=True)) == (digest, answers)
+        assert again.classes == ["ant", "bee", "fox"]
+        again.store.close()
+    with pytest.raises(ValueError, match="classes of"):
+        opened(2, ["ant", "wasp"])
 
 
 # -- backups -------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ class LabelErrors:
         labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
         margins: the score of the label minus the best other score (n,): a negative margin means that the model prefers another
             class.
-        order: all samples (n,), the most suspicious first. proposed: the class that the model prefers (n,).
+        order: positions of all samples (n,), the most suspicious first; ``ids[i]`` is the id of position i.
+        proposed: the class that the model prefers (n,).
         pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
         classes: the names of the classes, or None.
     """
@@ -82,7 +83,7 @@ class LabelErrors:
         return self.order[self.margins[self.order] < 0]
 
     def names(self, count: int | None = None) -> list[tuple[int, Any, Any]]:
-        """The most suspicious samples as (row, given label, proposed class), with class names if there are any."""
+        """The most suspicious samples as (position, given label, proposed class), with class names if there are any."""
         classes = range(self.scores.shape[1]) if self.classes is None else self.classes
         rows = self.suspects[:count].tolist()
         return [(i, classes[int(self.labels[i])], classes[int(self.proposed[i])]) for i in rows]

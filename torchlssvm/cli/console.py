@@ -27,7 +27,11 @@ EXTRA_OF_PACKAGE = {
 
 
 class OutputError(Exception):
-    """Standard output is closed, full or broken."""
+    """Standard output is closed or full."""
+
+
+class ReaderLeftError(OutputError):
+    """The program that read the output has ended, as in ``torchlssvm history STORE | head``."""
 
 
 def one_line(error: BaseException) -> str:
@@ -40,13 +44,15 @@ def one_line(error: BaseException) -> str:
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:
     """Print the result of a command, as one JSON object or as text, and return OK.
 
-    If printing fails, the OutputError says whether the change was made. Pass text that contains names from files as a list of
-    lines, so that line breaks in the names are escaped too.
+    If printing fails, the OutputError says whether the change was made; a reader that left is no error where nothing changed.
+    Pass text that contains names from files as a list of lines, so that line breaks in the names are escaped too.
     """
     lines = text if isinstance(text, str) else "\n".join(map(printable, text))
     try:
         write(json.dumps(data, indent=2) if options.json else lines)
     except OutputError as error:
+        if isinstance(error, ReaderLeftError) and not options.changes:
+            return OK
         raise OutputError(
             f"{options.changes or 'nothing was changed'}, but the output could not be written: {error}"
         ) from None
@@ -68,7 +74,8 @@ def write(text: str, end: str = "\n") -> None:
     except (OSError, ValueError) as error:  # ValueError: closed from within
         with contextlib.suppress(OSError, ValueError):  # drop the rest of the buffer
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputError(getattr(error, "strerror", None) or str(error)) from None
+        kind = ReaderLeftError if isinstance(error, BrokenPipeError) else OutputError
+        raise kind(getattr(error, "strerror", None) or str(error)) from None
 
 
 def warn(text: str) -> None:

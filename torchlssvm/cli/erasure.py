@@ -73,7 +73,7 @@ def preview(options: argparse.Namespace) -> int:
         events = [Remove(subject=s) for s in subjects] + ([Remove(ids=ids)] if ids else [])
         x = y = None
         if options.features is not None:
-            samples = read_file(options, store)
+            samples = read_file(options, store, options.features)
             x = torch.cat([x.to(torch.float64) for _, _, x, _, _ in samples.batches(8192)])
             y = None if samples.y is None else torch.as_tensor(samples.y)
             if y is not None and y.ndim != 1:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from torchlssvm.cli.arguments import FORCE, command, count, number, option
-from torchlssvm.cli.console import emit
+from torchlssvm.cli.console import FAILED, OK, emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
 from torchlssvm.wording import counted
 
@@ -83,4 +83,6 @@ def demo(options: argparse.Namespace) -> int:
     """Run the demo; the exit code is 1 if one of its checks fails."""
     from torchlssvm.demo import run
 
-    return run(options.out, options.seed, options.json)
+    facts, text = run(options.out, options.seed)
+    emit(options, facts, text)
+    return OK if facts["passed"] else FAILED

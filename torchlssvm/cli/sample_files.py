@@ -1,4 +1,4 @@
-"""Samples from .npy, .pt, CSV and Parquet files, and from images. What cannot be read raises a ValueError that names it."""
+"""Samples from .npy, .pt, CSV and Parquet files, from texts and from images. What cannot be read raises a ValueError."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.backbone_hash import fingerprint
-from torchlssvm.backbones import build, load_pt, preprocessing
+from torchlssvm.backbones import load_network, load_pt
 from torchlssvm.linear.attach import AttachedClassifier, attach
+from torchlssvm.wording import counted
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
@@ -42,7 +42,7 @@ class Samples:
     ids: list[str]
     y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
     subjects: list[str | None] | None
-    read: Callable[[slice], Tensor]  # features (B, J) of some samples
+    read: Callable[[slice], Any]  # features (B, J) of some samples, or the texts themselves
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,29 +64,38 @@ def read_samples(
     labels: str | None = None,
     ids: str | None = None,
     subjects: str | None = None,
+    text: str | None = None,
     by_position: bool = False,
 ) -> Samples:
-    """Read a file of features. The features of a .npy file stay on the disk until a batch is read.
+    """Read a file of features, or of texts. The features of a .npy file stay on the disk until a batch is read.
 
     Args:
-        path: a .npy or .pt file with an array (n, J), a CSV file (.csv, .csv.gz) or a Parquet file.
+        path: a .npy or .pt file with an array (n, J), a CSV file (.csv, .csv.gz) or a Parquet file. For texts, a table or a
+            file with a text on each line.
         label_of: returns the label of a class name, or raises ValueError.
         labels: a file, or a column of the table by name or by number (from 0; negative numbers count from the end).
         ids: likewise (default: ``<file name>:<row from 0>``).
         subjects: likewise.
+        text: the column of the texts; None to read features.
         by_position: lists without ids are in the order of the samples.
     """
     named = {"id": ids, "label": labels, "subject": subjects}
     lines: list[int] = []
     columns: dict[str, Values] = {}
+    wanted = named if text is None else named | {"text": text}
+    x: Any
     if path.suffix == ".parquet":
-        x, columns = read_parquet(path, named)
+        x, columns = read_parquet(path, wanted)
     elif is_table(path):
-        x, columns, lines = read_table(path, named)
+        x, columns, lines = read_table(path, wanted)
+    elif text is not None:
+        with open_text(path) as file:
+            columns["text"] = [line.strip() for line in file if line.strip()]
     elif path.suffix in (".npy", ".pt"):
         x = load_matrix(path)
     else:
         raise ValueError(f"{path}: features must be in a .npy, .pt, .csv, .csv.gz or .parquet file")
+    x = columns["text"] if text is not None else x
     if not len(x):
         raise ValueError(f"{path} contains no samples")
     lines = lines if "label" in columns else []
@@ -98,13 +107,14 @@ def read_samples(
             keys = as_texts(columns[name])
     y: Any = columns.get("label")
     if isinstance(y, list):
-        for i, text in enumerate(y):
+        for i, given in enumerate(y):
             try:
-                y[i] = label_of(text)
+                y[i] = label_of(given)
             except ValueError as error:
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
-    return Samples(path, x.shape[1], keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
+    width = 0 if text is not None else x.shape[1]
+    return Samples(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
 
 
 def as_texts(values: Values) -> list[str]:
@@ -240,7 +250,7 @@ def read_table(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, dic
     header = is_header(first, named.values())
     places = find_columns(path, named, first, header)
     texts: dict[str, list[str]] = {name: [] for name in places}
-    features = [c for c in range(len(first)) if c not in places.values()]
+    features = [c for c in range(len(first)) if c not in places.values() and "text" not in named]
     numbers, lines = array("d"), []
     for line, row in rows if header else chain([(number, first)], rows):
         try:
@@ -269,7 +279,8 @@ def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, d
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
     places = find_columns(path, named, table.column_names, header=True)
     parts = [np.zeros((len(table), 0))]
-    for column in (c for c in range(table.num_columns) if c not in places.values()):
+    features = [] if "text" in named else range(table.num_columns)
+    for column in (c for c in features if c not in places.values()):
         try:
             values = np.array(table.column(column).to_pylist(), dtype=np.float64)
         except (TypeError, ValueError):
@@ -324,42 +335,30 @@ def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_posi
             "the order of the samples"
         )
     if len(values) != len(ids):
-        raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
+        raise ValueError(f"{path} has {len(values)} values of {name} for {counted(len(ids), 'sample')} of {source}")
     return values
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-class Backbone:
-    """A torchvision network without its last layer, the preprocessing of its default weights, and the fingerprint of both.
+def attach_named(name: str, weights: str, num_classes: int, head: Any = None, **options: Any) -> AttachedClassifier:
+    """Attach a head to a network for images or texts that is given by name.
 
     Args:
-        name: torchvision's name of the network, e.g. ``mobilenet_v2``.
-        weights: a file with the network's state_dict (with or without the last layer), or ``"default"`` for torchvision's.
-        num_classes, head, options: as for :func:`torchlssvm.attach`.
+        name: as for :func:`torchlssvm.attach`; a network of timm has no known preprocessing and is refused.
+        weights: a file with the network's state_dict (with or without the last layer), the folder of an encoder, or
+            ``"default"`` for the published weights.
+        num_classes: as for :func:`torchlssvm.attach`.
+        head: as for :func:`torchlssvm.attach`.
+        options: of :func:`torchlssvm.attach`.
     """
-
-    def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
-        self.preprocess = preprocessing(name)
-        if weights != DEFAULT_WEIGHTS:
-            Path(weights).stat()
-        model = build(name, "DEFAULT" if weights == DEFAULT_WEIGHTS else weights)
-        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
-        self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
-
-    def features(self, paths: list[Path]) -> Tensor:
-        """Read images and compute their features (B, J)."""
-        return self.classifier.features(torch.stack([self._read(path) for path in paths]))
-
-    def _read(self, path: Path) -> Tensor:
-        from PIL import Image
-
-        try:
-            with Image.open(path) as image:
-                return self.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
-        except Exception as error:  # the readers of image formats raise errors of many kinds
-            raise ValueError(f"{path} cannot be read as an image: {error}") from None
+    if weights != DEFAULT_WEIGHTS:
+        Path(weights).stat()
+    model, preprocess = load_network(name, None if weights == DEFAULT_WEIGHTS else weights)
+    if preprocess is None:
+        raise ValueError(f"{name}: the command line takes networks of torchvision and encoders of transformers")
+    return attach(model, num_classes, head, preprocess=preprocess, **options)
 
 
 def find_images(folder: Path, labelled: bool) -> Mapping[str, Path]:

@@ -8,7 +8,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,23 @@ from torchlssvm.cli.arguments import (
     one_of,
     option,
 )
-from torchlssvm.cli.console import emit, progress, table
+from torchlssvm.cli.console import emit, progress, table, warn
 from torchlssvm.cli.store_access import Settings, check_output, learn_names, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.sample_files import Backbone, Samples
+    from torchlssvm.cli.sample_files import Samples
+    from torchlssvm.linear.attach import AttachedClassifier
     from torchlssvm.store import AccessReport, EventResult, SampleStore
 
 SAMPLES = (
     one_of(
         option("--features", type=Path, metavar="FILE", help="a .npy or .pt array (n, J), or a .csv or .parquet table"),
         option("--images", type=Path, metavar="FOLDER", help="images"),
+        option("--text", type=Path, metavar="FILE", help="texts: one per line, or a .csv or .parquet table"),
         required=True,
     ),
+    option("--text-column", metavar="COLUMN", help="column of the texts in the table (default: text)"),
     option("--labels", metavar="FILE|COLUMN", help="labels: a .npy, .pt or text file, or a column of the table"),
     option("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row number)"),
     BY_POSITION,
@@ -50,11 +53,13 @@ SAMPLES = (
 
 
 def batch_size(options: argparse.Namespace, *for_features: str) -> int:
-    """Return the batch size, after checking that the other options fit ``--features`` or ``--images``."""
-    for name in ("labels", "ids", *for_features) if options.images else ("weights",):
+    """Return the batch size, after checking that the other options fit ``--features``, ``--images`` or ``--text``."""
+    given = next(name for name in ("features", "images", "text") if getattr(options, name) is not None)
+    refused = {"features": ("weights", "text_column"), "images": ("labels", "ids", "text_column", *for_features)}
+    for name in refused.get(given, for_features):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name} cannot be used with --{'images' if options.images else 'features'}")
-    return options.batch_size or (64 if options.images else 1024)
+            raise UsageError(f"--{name.replace('_', '-')} cannot be used with --{given}")
+    return options.batch_size or (1024 if given == "features" else 64)
 
 
 # -- add ---------------------------------------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ def add(options: argparse.Namespace) -> int:
     from torchlssvm.events import Add
 
     if options.images is None and options.labels is None:
-        raise UsageError("--features needs --labels")
+        raise UsageError(f"--{'features' if options.text is None else 'text'} needs --labels")
     size = batch_size(options, "fingerprint")
     counts = {"added": 0, "skipped": 0, "left_out": 0, "events": 0}
     with open_store(options) as store:
@@ -112,7 +117,9 @@ def add(options: argparse.Namespace) -> int:
                         counts["left_out"] += len(done.left_out)
                         counts["events"] += done.applied
                 except ValueError as error:
-                    raise ValueError(f"{where}: {error} ({counts['added']} samples were added before it)") from error
+                    raise ValueError(
+                        f"{where}: {error} ({counted(counts['added'], 'sample')} added before it)"
+                    ) from error
                 advance(len(ids))
         with progress(options, "choosing rho"):
             store.refresh()
@@ -125,32 +132,37 @@ def add(options: argparse.Namespace) -> int:
 
 
 def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool) -> Samples:
-    """Open the samples to learn (``labelled``) or to classify: a file, or images through the network of the store."""
+    """Open the samples to learn (``labelled``) or to classify: a file, or images or texts through the store's network."""
     if options.images is not None:
         return open_images(options, store, labelled)
+    columns = {"ids": options.ids, "subjects": getattr(options, "subjects", None)}
+    if options.text is not None:
+        network = load_backbone(options, store)
+        found = read_file(options, store, options.text, text=options.text_column or "text", **columns)
+        return replace(found, read=lambda part: network.features(found.read(part)))
     backbone = Settings.load(store).backbone
     if labelled and backbone and options.fingerprint is None:
         raise ValueError(
-            f"the features of this store come from {backbone}: add --images. If {backbone} computed the features in your file, "
+            f"the features of this store come from {backbone}: give --images or --text. If {backbone} computed your features, "
             f"say so with --fingerprint {store.fingerprint}"
         )
     with progress(options, f"reading {options.features}"):
-        return read_file(options, store, ids=options.ids, subjects=getattr(options, "subjects", None))
+        return read_file(options, store, options.features, **columns)
 
 
-def read_file(options: argparse.Namespace, store: SampleStore, **columns: str | None) -> Samples:
-    """Read ``--features`` with ``--labels`` and other columns; check the number of features."""
+def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> Samples:
+    """Read a file of features or texts with ``--labels`` and other columns; check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
     settings, head = Settings.load(store), store.head
     columns["labels"] = options.labels
     found = read_samples(
-        options.features,
+        file,
         lambda text: settings.label(text, head.num_classes),
         by_position=options.by_position,
         **columns,
     )
-    if found.width != head.in_features:
+    if "text" not in columns and found.width != head.in_features:
         raise ValueError(f"{found.path} has {found.width} features, the store has {head.in_features}")
     return found
 
@@ -170,24 +182,32 @@ def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool)
         names = [one.partition("/")[0] for one in ids]
         settings = learn_names(store, sorted(set(names)))
         y = [settings.label(name, store.head.num_classes) for name in names]
-    width = backbone.classifier.in_features
-    return Samples(options.images, width, ids, y, subjects, lambda part: backbone.features(paths[part]))
+    return Samples(options.images, backbone.in_features, ids, y, subjects, lambda part: backbone.features(paths[part]))
 
 
-def load_backbone(options: argparse.Namespace, store: SampleStore) -> Backbone:
-    """Load the network that computes the store's features from images, and check that it is the right one."""
-    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
+def load_backbone(options: argparse.Namespace, store: SampleStore) -> AttachedClassifier:
+    """Load the network that computes the store's features from images or texts, and check that it is the right one."""
+    from torchlssvm.backbone_hash import fingerprint
+    from torchlssvm.backbones import Pictures
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, attach_named
 
     kept, classes = Settings.load(store), store.head.num_classes
     if kept.backbone is None:
-        raise ValueError("this store has no network for images: make one with init --backbone NAME")
+        raise ValueError(
+            "this store has no network for images or texts: make one with init --backbone NAME, or in Python by a name, "
+            "attach('mobilenet_v2', ..., store=folder). A network of your own computes features, for --features"
+        )
     with progress(options, f"loading {kept.backbone}"):
         weights = options.weights or kept.weights or DEFAULT_WEIGHTS
-        backbone = Backbone(kept.backbone, weights, classes, store.head, **kept.network)
-    if backbone.fingerprint != store.fingerprint:
+        backbone = attach_named(kept.backbone, weights, classes, store.head, **kept.network)
+    takes = "images" if isinstance(backbone.preprocess, Pictures) else "text"
+    if getattr(options, takes) is None:
+        raise ValueError(f"{kept.backbone} takes --{takes}")
+    found = fingerprint(backbone.backbone, backbone.preprocess)
+    if found != store.fingerprint:
         raise ValueError(
             f"the weights or the preprocessing of {kept.backbone} have changed since init: the store expects the fingerprint "
-            f"{store.fingerprint}, got {backbone.fingerprint}. Give the original weights with --weights FILE"
+            f"{store.fingerprint}, got {found}. Give the original weights with --weights FILE"
         )
     return backbone
 
@@ -244,13 +264,16 @@ def classify(options: argparse.Namespace) -> int:
     writer = csv.DictWriter(as_csv, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
+    summary = f"{counted(len(rows), 'sample')} classified{accuracy}"
     if options.out is None:
+        if accuracy and not options.json:
+            warn(summary)  # standard output has the predictions only
+        options.changes = ""
         return emit(options, said | {"predictions": rows}, as_csv.getvalue().splitlines())
     text = as_csv.getvalue() if options.out.suffix == ".csv" else json.dumps(said | {"predictions": rows}, indent=1)
     write_private(options.out, text.encode(), overwrite=options.force)
-    accuracy = f", accuracy {said['accuracy']:.2%}" if options.labels else ""
-    summary = f"{options.out}: {counted(len(rows), 'sample')} classified{accuracy}"
-    return emit(options, said | {"out": str(options.out)}, summary)
+    return emit(options, said | {"out": str(options.out)}, f"{options.out}: {summary}")
 
 
 def answer_columns(targets: str, answer: Any, scores: list[float], names: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torchlssvm.cli.arguments import (
     rho,
 )
 from torchlssvm.cli.console import emit, progress, table
-from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
+from torchlssvm.cli.store_access import Settings, holds_store, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
@@ -91,10 +91,14 @@ if TYPE_CHECKING:
         "number of labels or numbers, and add --labels takes an array (n, K)",
     ),
     one_of(
-        option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
+        option(
+            "--backbone",
+            metavar="NAME",
+            help="torchvision network for images, e.g. mobilenet_v2, or folder of a transformers encoder for texts",
+        ),
         option("--fingerprint", metavar="F", help="fingerprint of the network that computes the features in files"),
     ),
-    option("--weights", metavar="FILE", help="file with the network's state_dict (default: torchvision's weights)"),
+    option("--weights", metavar="FILE", help="file with the network's state_dict (default: the published weights)"),
     option(
         "--layers",
         metavar="last|blocks|all|NAMES",
@@ -111,7 +115,7 @@ def init(options: argparse.Namespace) -> int:
     """Create the head, then the store. A store that a crash left incomplete is completed."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import NETWORK_NOTE
+    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
 
     for name in ("weights", "layers", "pool", "max_features", "views"):
         if getattr(options, name) is not None and options.backbone is None:
@@ -145,7 +149,7 @@ def init(options: argparse.Namespace) -> int:
         if names:
             store.name_classes(names)
     said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
-    bound = f", for images through {options.backbone}" if options.backbone else ""
+    bound = f", for the features of {options.backbone}" if options.backbone else ""
     return emit(
         options, said, f"{options.store}: empty store with {head.in_features} features and {classes} classes{bound}"
     )
@@ -167,7 +171,8 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
-    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, Backbone
+    from torchlssvm.backbone_hash import fingerprint
+    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, attach_named
     from torchlssvm.features.description import describe_network
     from torchlssvm.features.layer_taps import LAYER_SETS
 
@@ -179,8 +184,8 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
         if value is not None:
             several = isinstance(value, str) and value not in LAYER_SETS
             settings.network[name] = [part.strip() for part in value.split(",")] if several else value
-    backbone = Backbone(options.backbone, weights, classes, options.head, **settings.network, **build)
-    return backbone.classifier.head, backbone.fingerprint, describe_network(backbone.classifier.backbone)
+    made = attach_named(options.backbone, weights, classes, options.head, **settings.network, **build)
+    return made.head, fingerprint(made.backbone, made.preprocess), describe_network(made.backbone)
 
 
 def as_weights(given: str | list[float] | None) -> Any:
@@ -193,6 +198,7 @@ def as_weights(given: str | list[float] | None) -> Any:
 def is_finished(options: argparse.Namespace) -> bool:
     """Return True if the command that created the store has finished."""
     from torchlssvm.errors import StoreBusyError, StoreError
+    from torchlssvm.store.database import SETTINGS_NOTE
 
     try:
         with open_store(options, readonly=True) as store:
@@ -246,8 +252,15 @@ def set_options(options: argparse.Namespace) -> int:
             store.set_rho(options.rho)
         choice, weights = str(head.choices.get("rho", f"{head.rho!r}, as given")), head.config()["class_weight"]
         said = {"rho": head.rho, "choice": choice, "class_weight": weights, "classes": head.num_classes}
-    text = f"rho: {choice}" + (f"; class weights: {weights}" if weights is not None else "")
-    return emit(options, said, text)
+        names = store.classes
+    shown = {"rho": choice}
+    if weights is not None:
+        shown["class weights"] = str(weights)
+    if options.add_classes is not None:
+        shown["classes"] = f"{head.num_classes}, with the labels 0 to {head.num_classes - 1}"
+        if names:
+            shown["classes"] = ", ".join(f"{label} {name}" for label, name in enumerate(names))
+    return emit(options, said | {"class_names": names}, table(shown))
 
 
 # -- stats and history -------------------------------------------------------------------------------------------------

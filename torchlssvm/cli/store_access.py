@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 STORE_LOG = logging.NullHandler()
 """Keeps the store's log off stderr; other handlers still receive it."""
 
-SETTINGS_NOTE = "cli"
-"""Name of the store's note that holds the :class:`Settings`."""
-
 
 def holds_store(folder: Path) -> bool:
     """Return True if a folder contains the file of a store, readable or not."""
@@ -95,7 +92,7 @@ def refuse_inside_store(out: Path, store: Path | None = None) -> None:
 
 @dataclass
 class Settings:
-    """The names of the classes, and the network that computes the features.
+    """The names of the classes, and the network that computes the features, kept in the store's note ``SETTINGS_NOTE``.
 
     ``classes``: the names of labels 0, 1, ...; there may be fewer names than labels. ``network``: options of
     :func:`torchlssvm.attach` for the layers that compute the features.
@@ -109,6 +106,8 @@ class Settings:
     @classmethod
     def load(cls, store: SampleStore) -> Settings:
         """Load the settings of a store. A store that was made in Python has empty ones."""
+        from torchlssvm.store.database import SETTINGS_NOTE
+
         settings = cls(**(store.note(SETTINGS_NOTE) or {}))
         settings.classes = store.classes
         return settings

@@ -6,7 +6,7 @@ from torch import nn
 
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.features.layer_taps import LayerTaps
-from torchlssvm.features.views import OutputKey, Views, view_name
+from torchlssvm.features.views import Columns, OutputKey, Views, view_name
 
 
 def describe_network(backbone: nn.Module) -> str:
@@ -16,6 +16,9 @@ def describe_network(backbone: nn.Module) -> str:
     'Sequential, the features it returns; S'
     """
     said = [f"SHA-256 {module_hash(backbone)}"]
+    if isinstance(backbone, Columns):
+        said.insert(0, f"{len(backbone.columns)} of the columns")
+        backbone = backbone.module
     if isinstance(backbone, nn.Sequential) and len(backbone) == 3 and isinstance(backbone[0], Views | LayerTaps):
         said.insert(0, f"then {backbone[2]!r}")
         backbone = backbone[0]

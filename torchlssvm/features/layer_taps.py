@@ -7,10 +7,11 @@ seed fixes the projection. A head on these features therefore unlearns as exactl
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,20 +102,31 @@ class LayerTaps(nn.Module):
                     f"no layer of {type(model).__name__} that {layers!r} names gives a tensor with 2 to 4 dimensions"
                 )
             shares = share_columns(widths, max_features)
-        self.taps = tuple(widths)
         self.layers = layers if isinstance(layers, str) else tuple(layers)
+        self._tap(widths, shares)
+
+    def _tap(self, widths: dict[str, int], shares: dict[str, int]) -> None:
+        """Tap these layers, with their widths and their numbers of columns; make the projections."""
+        self.taps, self.in_widths = tuple(widths), widths
         self.groups: dict[str, slice] = {}
         start = 0
         for name, share in shares.items():
             self.groups[name] = slice(start, start + share)
             start += share
         self.out_features = start
-        self.in_widths = widths
+        device = next((t.device for t in [*self.model.parameters(), *self.model.buffers()]), None)
         for i, name in enumerate(self.taps):
             if shares[name] < widths[name]:
-                signs = sign_weights((widths[name], shares[name]), zlib.crc32(f"{seed} {name}".encode()))
-                device = next((t.device for t in [*model.parameters(), *model.buffers()]), None)
+                signs = sign_weights((widths[name], shares[name]), zlib.crc32(f"{self.seed} {name}".encode()))
                 self.register_buffer(f"signs_{i}", signs.to(device))
+
+    def only(self, names: Collection[str]) -> LayerTaps:
+        """Taps of some of the layers of the same network. Each layer keeps its values; other layers are not pooled."""
+        part = copy.copy(self)
+        part._buffers = {}
+        widths = {name: width for name, width in self.in_widths.items() if name in names}
+        part._tap(widths, {name: self.groups[name].stop - self.groups[name].start for name in widths})
+        return part
 
     def forward(self, batch: Any) -> Tensor:
         """Compute features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""

@@ -43,9 +43,17 @@ def load_encoder(name: str, tokenizer: Any = None) -> tuple[nn.Module, Any]:
     """An encoder of transformers and its tokenizer, from a local folder or by name."""
     try:
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise ImportError(f"attach({name!r}) reads an encoder with transformers: pip install transformers") from error
-    model: nn.Module = AutoModel.from_pretrained(name)
+    bars: Any = logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()  # a bar for each tensor of the weights
+    try:
+        model: nn.Module = AutoModel.from_pretrained(name)
+    finally:
+        if shown:
+            bars.enable_progress_bar()
     return model, AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
 
 

@@ -139,6 +139,26 @@ class OutputKey(nn.Module):
         return repr(self.key)
 
 
+class Columns(nn.Module):
+    """Some columns of the features that a module computes. columns: (k,) numbers."""
+
+    takes_batches = True
+    columns: Tensor
+
+    def __init__(self, module: nn.Module, columns: Tensor):
+        super().__init__()
+        self.module = module
+        self.register_buffer("columns", columns)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Features (B, k), in the order of the columns."""
+        return tensor_of(run(self.module, batch)).flatten(1)[:, self.columns]
+
+    def extra_repr(self) -> str:
+        """The number of columns; the module's state has the columns."""
+        return f"out_features={len(self.columns)}"
+
+
 def _random_states() -> tuple[Any, Any]:
     """States of Python's and numpy's generators, in a form that can be compared."""
     state: Any = np.random.get_state(legacy=True)  # noqa: NPY002

@@ -84,7 +84,11 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
         text = first_text(value)
         if text is None:
             raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
-        kind = "integer labels 0..K-1: number the classes" if name == "y" else "numbers"
+        kind = (
+            "integer labels 0..K-1: number the classes, with a store by store.labels(names)"
+            if name == "y"
+            else "numbers"
+        )
         raise ValueError(f"{name} holds text, {text[:40]!r} for one; it must be {kind}") from None
 
 

@@ -19,7 +19,7 @@ from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier, attach
-from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack
+from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack, unpack_inputs
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 
@@ -345,7 +345,7 @@ class LSSVMModule(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Compute scores (B, K) of a batch with or without labels."""
-        return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch, self.hparams["batch_names"]))  # type: ignore[no-any-return]
+        return self(unpack_inputs(batch, self.hparams["batch_names"]))  # type: ignore[no-any-return]
 
     # -- the store and checkpoints -------------------------------------------------------------------------------------
 
@@ -440,17 +440,6 @@ def summarize(
     found["recall"] = torch.stack(list(recalls.values())).mean()
     each = {f"recall_{c}": value for c, value in recalls.items()} if classes <= 50 else {}  # more would flood a logger
     return found | each, len(ids) - len(kept)
-
-
-def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:
-    """The inputs of a batch with or without labels."""
-    if not isinstance(batch, dict):
-        return batch[0]  # type: ignore[no-any-return]
-    known = check_names(names)["x"]
-    found = next((batch[name] for name in known if name in batch), None)
-    if found is None:
-        raise ValueError(f"a batch to predict is a tensor, a tuple, or a dict with {known[0]!r}; got {sorted(batch)}")
-    return found  # type: ignore[no-any-return]
 
 
 def classifier(

@@ -16,20 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import module_hash
+from torchlssvm.backbones import load_network
 from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
-from torchlssvm.features.texts import Tokenize, is_encoder, load_encoder
-from torchlssvm.features.views import OutputKey, Views, run, tensor_of, view_name
+from torchlssvm.features.texts import Tokenize, is_encoder
+from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
+from torchlssvm.linear.column_selection import Selection, check_columns, restrict
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, inputs_of, is_loader, to_device
+from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, class_numbers, inputs_of, is_loader, to_device
 from torchlssvm.linear.linear_head import LinearHead, targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store.attached_samples import AttachedSamples
@@ -48,6 +51,7 @@ def attach(
     max_features: int | None = 4096,
     views: Sequence[str | Callable[[Any], Any]] = (),
     feature_map: nn.Module | None = None,
+    columns: Any = None,
     layer: str | None = None,
     output: str | None = None,
     tokenizer: Any = None,
@@ -76,7 +80,9 @@ def attach(
 
     Args:
         model: the network, or a :class:`~torchlssvm.features.LayerTaps`. With ``in_features``, a backbone that already returns
-            features, which is used unchanged. A string is the folder or name of an encoder of transformers.
+            features, which is used unchanged. A string names a network: of torchvision (``"mobilenet_v2"``) or timm
+            (``"timm/resnet18"``), with published weights, or an encoder of transformers by its folder or name. You can then
+            pass pictures of PIL, or paths of their files, or texts wherever a batch is accepted.
         num_classes: K, the number of classes; of labels or numbers with ``targets="multilabel"`` or ``"regression"``.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
@@ -89,6 +95,8 @@ def attach(
         views: fixed transforms, ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
             the sample and its transforms, both in learning and in prediction. Random augmentation is refused.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
+        columns: the columns of the features to use, as numbers, a slice or a mask; None uses all of them. See
+            :meth:`AttachedClassifier.restrict`.
         layer: name of the layer to replace, e.g. ``"_fc"``.
         output: name of the features in the dict that the network returns.
         tokenizer: the tokenizer of an encoder. You can then pass batches of texts wherever images are accepted.
@@ -120,29 +128,33 @@ def attach(
         >>> bool((clf.predict(images) == y).all())
         True
     """
+    source = model if isinstance(model, str) else None
     if isinstance(model, str):
-        model, tokenizer = load_encoder(model, tokenizer)
+        model, prepared = load_network(model, tokenizer=tokenizer)
+        tokenizer, preprocess = None, preprocess or prepared
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, or the folder of an encoder; got {type(model).__name__}")
+        raise TypeError(f"model must be an nn.Module, or the name of a network; got {type(model).__name__}")
     if tokenizer is not None and preprocess is not None:
         raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
     _check_deterministic(deterministic)
-    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features)
+    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features, columns)
     prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
     if store is None:
         made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
-        made.classes = _class_names(classes, num_classes)
+        made.source, made.classes = source, _class_names(classes, num_classes)
         return made
     # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
     copied = copy.deepcopy(model)
-    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options).join(store, given)
-    classifier = _attach(model, num_classes, trial.head, how, deterministic, prepare, {})
-    classifier.samples = trial.samples
+    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options)
+    trial.source = source
+    trial.join(store, given)
+    classifier = _attach(model, trial.head.num_classes, trial.head, how, deterministic, prepare, {})
+    classifier.source, classifier.samples = source, trial.samples
     if names is not None and not classifier.store.classes:
         classifier.store.name_classes(names)
-    elif names is not None and classifier.store.classes != names:
+    elif names is not None and classifier.store.classes[: len(names)] != names:  # classes may have been added since
         raise ValueError(f"the classes of {classifier.store} are {classifier.store.classes}, not {names}")
     return classifier
 
@@ -169,6 +181,7 @@ class NetworkOptions(NamedTuple):
     layer: str | None = None
     output: str | None = None
     in_features: int | None = None
+    columns: Any = None
 
     @property
     def tapped(self) -> bool:
@@ -197,6 +210,9 @@ def _attach(
             raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
         if how.feature_map is not None:
             J = int(how.feature_map.out_features)  # type: ignore[arg-type]
+        if how.columns is not None:
+            columns = check_columns(how.columns, J, torch.device("cpu"))
+            how, J = how._replace(columns=columns.tolist()), len(columns)
         if kind is not None:
             tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
             usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
@@ -218,9 +234,29 @@ def _attach(
         backbone = Views(backbone, how.views)
     if how.feature_map is not None:
         backbone = nn.Sequential(backbone, nn.Flatten(1), how.feature_map)
+    if how.columns is not None:
+        backbone = restrict_backbone(backbone, columns)
     made = AttachedClassifier(backbone, head, J, proven, deterministic, preprocess)
     made.network_options = how
     return made
+
+
+def restrict_backbone(backbone: nn.Module, columns: Tensor) -> nn.Module:
+    """A backbone that computes some columns (k,) of the features. Layers without such a column are no longer tapped."""
+    if isinstance(backbone, Columns):
+        columns = backbone.columns.cpu()[columns]
+        backbone = backbone.module
+    taps = backbone.module if isinstance(backbone, Views) else backbone
+    if isinstance(taps, LayerTaps):
+        groups = {name: torch.arange(taps.out_features)[group] for name, group in taps.groups.items()}
+        used = {name: group for name, group in groups.items() if torch.isin(group, columns).any()}
+        part, left = taps.only(used), torch.cat(list(used.values()))
+        backbone = Views(part, backbone.views) if isinstance(backbone, Views) else part
+        columns = torch.searchsorted(left, columns)
+        if columns.equal(torch.arange(len(left))):
+            return backbone
+    tensors = [*backbone.parameters(), *backbone.buffers()]
+    return Columns(backbone, columns.to(tensors[-1].device if tensors else "cpu"))
 
 
 def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
@@ -304,6 +340,8 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
+        self.source: str | None = None
+        """The name of the network, if :func:`attach` was given a name. A store keeps it for the command line."""
         self._classes: list[str] | None = None
         self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
@@ -506,11 +544,12 @@ class AttachedClassifier(nn.Module):
         labels = self._in_batches(
             lambda x: self._ask("predict", self._features(x), **more), images, progress, "predict"
         )
-        if not names or self.classes is None:
+        if not names or not self.classes:
             return labels
         if labels.ndim == 2:
             return [list(itertools.compress(self.classes, row)) for row in labels.tolist()]
-        return [self.classes[label] for label in labels.tolist()]
+        named = dict(enumerate(self.classes))  # fewer than the classes, where a number of classes was added
+        return [named.get(label, str(label)) for label in labels.tolist()]
 
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
         """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
@@ -610,9 +649,9 @@ class AttachedClassifier(nn.Module):
         if images is None:
             raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
         if y is None:
-            batches: Any = batches_of(images, self.device, False, "calibrate")
+            batches: Any = batches_of(images, self.device, False, "calibrate", self.classes)
         else:
-            batches = [TrainingBatch(images, y, None, None)]
+            batches = [TrainingBatch(images, class_numbers(y, self.classes), None, None)]
         parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
         self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
         return self
@@ -641,8 +680,9 @@ class AttachedClassifier(nn.Module):
 
     def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Labels (B,) or targets (B, K) and predictions of the same shape, batch by batch."""
+        y = class_numbers(y, self.classes)
         batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
-        for part in batches or batches_of(images, self.device, progress, what):
+        for part in batches or batches_of(images, self.device, progress, what, self.classes):
             predicted = self.predict(part.x)
             labels = torch.as_tensor(part.y, device=predicted.device)
             if self.targets == "regression" and predicted.ndim == 1 and labels.shape == (len(predicted), 1):
@@ -673,8 +713,8 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.store)} samples, and fit starts empty: clf.add(loader) adds to them "
-                    "(it skips ids that the store already holds); for another classifier use another folder"
+                    f"{self.store} holds {counted(len(self.store), 'sample')}, and fit starts empty: clf.add(loader) adds to "
+                    "them (it skips ids that the store already holds); for another classifier use another folder"
                 )
             self.add(loader, progress=progress)
         else:
@@ -693,17 +733,18 @@ class AttachedClassifier(nn.Module):
 
         Args:
             images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
-            y: (B,).
+            y: (B,) numbers of classes, or a list of names if the classes have names.
             ids: (B,) names of the samples; a store needs them.
             subjects: (B,) who the samples belong to, or one for all; for a store.
             progress: show a bar while a loader is read.
             options: further arguments for ``add`` of the head.
         """
+        y = class_numbers(y, self.classes)
         if y is None and self.samples is None:
             return self._learn(images, progress)
         if y is None:
             assert self.samples is not None
-            for part in batches_of(images, self.device, progress, "add"):
+            for part in batches_of(images, self.device, progress, "add", self.classes):
                 self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
             self.samples.store.recalibrate()
             return self
@@ -736,7 +777,7 @@ class AttachedClassifier(nn.Module):
         try:
             if anew and aside is None:
                 samples.clear()
-            for part in batches_of(loader, self.device, progress, "fit" if anew else "add"):
+            for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes):
                 if part.subjects is not None:
                     warnings.warn(
                         "subjects of the samples are not kept without a store, and nothing can be removed by them later: "
@@ -790,18 +831,69 @@ class AttachedClassifier(nn.Module):
             return self.samples.remove(ids, subject, receipt)
         if images is None or y is None:
             raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
-        return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
+        named_ids = {} if ids is None else {"ids": ids}
+        return self._ask("remove", self.features(images), class_numbers(y, self.classes), **options, **named_ids)
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
-        """Make room for more classes, by their names or their number. A store records the change in its journal."""
+        """Make room for more classes, by their names or their number. A store records the change in its journal.
+
+        Classes that had no name before are then called by their numbers.
+        """
         classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
-        else:
-            self.head.add_classes(classes if isinstance(classes, int) else len(classes))
-            if not isinstance(classes, int) and self.classes is not None:
-                self.classes = [*self.classes, *classes]
+            return self
+        K, more = self.head.num_classes, classes if isinstance(classes, int) else len(classes)
+        names = self.classes
+        if names is not None or not isinstance(classes, int):
+            old = names or [str(label) for label in range(K)]
+            new = [str(label) for label in range(K, K + more)] if isinstance(classes, int) else classes
+            names = _class_names([*old, *new], K + more)
+        self.head.add_classes(more)
+        self.classes = names
         return self
+
+    def restrict(self, columns: Any, store: Any = None) -> AttachedClassifier:
+        """A second classifier on some columns of the features, which knows what this one has learned. This one does not change.
+
+        Args:
+            columns: the result of ``select`` or ``select_groups`` for ``clf.head`` (:mod:`torchlssvm.linear.column_selection`),
+                which also has a rho and a scale; or numbers (k,), a slice or a mask (J,).
+            store: the folder of a new store for the second classifier. The samples are copied from the store of this one.
+        """
+        self._follow()
+        if not isinstance(self.head, LSSVMHead):
+            raise ValueError(f"restrict needs an LSSVMHead; this classifier has a {type(self.head).__name__}")
+        if self.head.normalize == "l2":
+            raise ValueError(
+                "normalize='l2' divides a row by the length of all its columns: it cannot do with some of them"
+            )
+        if isinstance(columns, Selection):
+            if columns.source is not self.head:
+                raise ValueError("the columns were selected for another head: select again for clf.head")
+            head, numbers = copy.deepcopy(columns.head), columns.best.columns.cpu()
+        else:
+            numbers = check_columns(columns, self.in_features, torch.device("cpu"))
+            head = restrict(self.head, numbers.to(self.head.device))
+        inside = numbers
+        if self.network_options.columns is not None:
+            numbers = torch.tensor(self.network_options.columns)[numbers]
+        made = AttachedClassifier(
+            restrict_backbone(self.backbone, inside), head, len(inside), None, self._batch_size, self.preprocess
+        )
+        made.network_options = self.network_options._replace(columns=numbers.tolist())
+        made.source, made.classes = self.source, self.classes
+        if store is not None:
+            if self.samples is None:
+                raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
+            made.head = type(head).from_config(head.config(), device=head.device)
+            if head.statistics.exact:
+                chosen = head.statistics.choices
+                made.head.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
+            made.join(store)
+            assert made.samples is not None
+            made.samples.copy(self.store, inside, head)
+        return made
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
         """Add and remove in one step; each argument is a pair of images (B, ...) and labels (B,)."""
@@ -813,7 +905,11 @@ class AttachedClassifier(nn.Module):
     def relabel(
         self, images: Tensor | None = None, y_old: Tensor | None = None, y_new: Any = None, *, ids: Any = None
     ) -> Any:
-        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``."""
+        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``.
+
+        Labels are numbers, or names if the classes have names.
+        """
+        y_old, y_new = class_numbers(y_old, self.classes), class_numbers(y_new, self.classes)
         if self.samples is not None:
             if ids is None or images is not None or y_new is None:
                 raise ValueError("the store knows its samples: clf.relabel(ids=['a', 'b'], y_new=[3, 1])")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+
+from torchlssvm.wording import listed
 
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "x": ("x", "image", "images", "pixel_values", "features", "inputs", "text", "texts", "sentence"),
@@ -41,11 +44,38 @@ def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
     return {part: (names[part],) if names and part in names else usual for part, usual in FIELD_NAMES.items()}
 
 
-def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = False) -> TrainingBatch:
+def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
+    """Labels as numbers, from names of classes (one, or a list, array or Series of names). Anything else is returned as it is.
+
+    >>> class_numbers(["dog", "cat"], ["cat", "dog"])
+    [1, 0]
+    """
+    numeric = isinstance(y, Tensor) or getattr(getattr(y, "dtype", None), "kind", "O") in "biuf"
+    values = y if numeric else [y] if isinstance(y, str) else y.tolist() if hasattr(y, "tolist") else y
+    if numeric or not isinstance(values, list | tuple) or not any(isinstance(value, str) for value in values):
+        return y
+    known = {name: number for number, name in enumerate(classes or ())}
+    unknown = next((value for value in values if isinstance(value, str) and value not in known), None)
+    if unknown is not None and not known:
+        raise ValueError(
+            f"{unknown!r} is the name of a class, but the classes have no names: attach(..., classes=[...])"
+        )
+    if unknown is not None:
+        close = difflib.get_close_matches(unknown, known)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the classes are {listed(list(known))}."
+        raise ValueError(f"there is no class {unknown!r}; {hint} Nothing was changed.")
+    numbers = [known[value] if isinstance(value, str) else value for value in values]
+    return numbers[0] if isinstance(y, str) else numbers
+
+
+def unpack(
+    batch: Any, names: Mapping[str, str] | None = None, views: bool = False, classes: Sequence[str] | None = None
+) -> TrainingBatch:
     """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict such as {"image": x, "label": y}.
 
     ``names`` are the names of the parts of a dict, e.g. ``{"x": "photo"}``. With ``views`` a batch may have several views of
-    the samples, in a list, ((x1, x2), y), or one by one, (x1, x2, y). Only the first view is used.
+    the samples, in a list, ((x1, x2), y), or one by one, (x1, x2, y). Only the first view is used. ``classes`` are the names
+    of the classes, by which labels may be given.
 
     >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
     tensor([0, 1])
@@ -62,6 +92,7 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
         y = next((part for part in batch if is_labels(part)), y)
     if views:
         ids = subjects = None  # ignore the other parts of the batch
+    y = torch.tensor(class_numbers(y, classes)) if is_texts(y) else y
     if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
@@ -117,7 +148,9 @@ def is_labels(part: Any) -> bool:
     return isinstance(part, Tensor) and part.ndim == 1 and not part.is_floating_point() and not part.is_complex()
 
 
-def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[TrainingBatch]:
+def batches_of(
+    loader: Any, device: torch.device, progress: bool, what: str, classes: Sequence[str] | None = None
+) -> Iterator[TrainingBatch]:
     """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and the output is a terminal."""
     if isinstance(loader, Tensor):
         raise ValueError(f"{what} takes images and labels, {what}(images, y), or batches of both, {what}(loader)")
@@ -127,7 +160,7 @@ def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> 
             f"{what}(DataLoader(dataset, batch_size=64))"
         )
     for batch in with_progress_bar(loader, what) if progress else loader:
-        part = unpack(batch)
+        part = unpack(batch, classes=classes)
         yield part._replace(x=to_device(part.x, device), y=part.y.to(device))
 
 
@@ -146,13 +179,16 @@ def is_loader(inputs: Any) -> bool:
 def inputs_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[Any]:
     """Inputs of the batches of a loader on a device. Batches may have labels, which are ignored, or be inputs alone."""
     for batch in with_progress_bar(loader, what) if progress else loader:
-        x: Any = batch
-        if isinstance(batch, Mapping):
-            x = _parts_of_dict(batch)[0]
-            x = batch if x is None else x
-        elif isinstance(batch, list | tuple) and batch and not is_texts(batch):
-            x = batch[0]
-        yield to_device(x, device)
+        yield to_device(unpack_inputs(batch), device)
+
+
+def unpack_inputs(batch: Any, names: Mapping[str, str] | None = None) -> Any:
+    """The inputs of a batch with or without labels. ``names`` are the names of the parts of a dict."""
+    if isinstance(batch, Mapping):
+        x = _parts_of_dict(batch, names)[0]
+        return batch if x is None else x
+    labelled = isinstance(batch, list | tuple) and bool(batch) and not is_texts(batch)
+    return batch[0] if labelled else batch
 
 
 def first_samples(batch: TrainingBatch, count: int) -> TrainingBatch:

@@ -449,15 +449,23 @@ class LSSVMClassifier(LinearClassifier):
             refuse_for_targets("multilabel", self.class_weight, self.multiclass, self.rule)
             self.classes_ = np.arange(np.shape(y)[-1])
             return len(self.classes_)
-        classes, features = super()._start_outputs(y, weight), self.n_features_in_
-        if is_masked(classes, features) and self.multiclass != "ovo":
+        return super()._start_outputs(y, weight)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from scratch, and solve. Warns if the features are few for the classes; the warning names what helps."""
+        super().fit(X, y, sample_weight)
+        classes, features = len(self.classes_), self.n_features_in_
+        if not self._indicator and is_masked(classes, features) and self.multiclass_ != "ovo":
+            lda = self.rule_ == "lda"
+            use = "the linear discriminant is in use" if lda else "least squares is weak there"
+            more = "" if lda or self.rule == "auto" else "rule='auto', or "
+            lifted = max(LIFTED_FEATURES, FEATURES_PER_CLASS * classes)
             warnings.warn(
-                f"{classes} classes meet {features} features: one linear function for each class is weak there. "
-                f"Lift the features first, make_pipeline(RandomFeatures({LIFTED_FEATURES}), LSSVMClassifier()) from "
-                "torchlssvm.sklearn, or use MarginClassifier",
-                stacklevel=3,
+                f"{classes} classes meet {features} features: {use}. Often more accurate: {more}"
+                f"make_pipeline(RandomFeatures({lifted}), LSSVMClassifier()) from torchlssvm.sklearn, or MarginClassifier",
+                stacklevel=2,
             )
-        return classes
+        return self
 
     def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
         weight, kind = self._class_weight(), self.multiclass

@@ -13,7 +13,7 @@ from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.features.description import describe_network
 from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
-from torchlssvm.store.database import NETWORK_NOTE
+from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
@@ -40,6 +40,10 @@ class AttachedSamples:
             self.store = SampleStore(store, classifier.head, fingerprint=source)
             if self.store.note(NETWORK_NOTE) is None and not self.store.readonly:
                 self.store.set_note(NETWORK_NOTE, describe_network(classifier.backbone))
+                how = classifier.network_options
+                named = how.feature_map is None and all(isinstance(view, str) for view in how.views)
+                if classifier.source is not None and named:
+                    self.store.set_note(SETTINGS_NOTE, {"backbone": classifier.source, "network": how.saved()})
             if given is not None:
                 self.store.live.take_options([name for name in SETTABLE_OPTIONS if name not in given])
             self.store.keeps_calibration = True
@@ -80,6 +84,14 @@ class AttachedSamples:
             )
         event = self.store.without_held(Add(ids=ids, x=x, y=y, subject=subjects))
         return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
+
+    def copy(self, source: SampleStore, columns: Tensor, head: Any) -> None:
+        """Copy all samples of a store with some columns (k,) of their features, and the choices that ``head`` made."""
+        for rows in source.batches():
+            self.add(rows.x[:, columns], rows.y, rows.ids, rows.subjects, more=True)
+        if source.classes:
+            self.store.name_classes(source.classes)
+        self.store._set_option(lambda mine: mine._choices.made.update(head._choices.made), choose_rho=False)
 
     def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:
         """Remove samples by id, or all samples of one or more subjects. If a receipt is requested, it is written first."""

@@ -37,6 +37,9 @@ NOTE_PREFIX = "note/"
 NETWORK_NOTE = "network"
 """The note that describes the network which the features come from."""
 
+SETTINGS_NOTE = "cli"
+"""The note from which the command line loads the network: its name, its weights, and options of ``attach``."""
+
 ADAPTED_NOTE = "adapted"
 """The note with the ids and subjects of the samples that the network was trained on."""
 

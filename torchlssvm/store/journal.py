@@ -220,6 +220,11 @@ class Journal:
         """The last position, up to a given one, whose event removed, relabelled or replaced samples and thus old rows."""
         return self._last(ERASING_KINDS, until)
 
+    @property
+    def grew(self) -> bool:
+        """True if classes were added."""
+        return self._last(["classes"]) > 0
+
     def _last(self, kinds: Sequence[str], until: int | None = None) -> int:
         condition = "" if until is None else f" AND position <= {int(until)}"
         marks = ",".join("?" * len(kinds))

@@ -44,6 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
+from torchlssvm.linear.labelled_batches import class_numbers
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -57,6 +58,7 @@ from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
 from torchlssvm.store.transaction import EventResult, Transaction
+from torchlssvm.wording import counted, listed
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -85,6 +87,10 @@ class Compaction:
     position: int
     removed: list[str]
     checkpoints: list[str]
+
+    def __repr__(self) -> str:
+        outside = f", erased samples may still be in {listed(self.checkpoints)}" if self.checkpoints else ""
+        return f"Compaction(position={self.position}, {counted(len(self.removed), 'snapshot')} removed{outside})"
 
 
 class SampleStore:
@@ -259,6 +265,8 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
+        if adapter.empty and mine.get("num_classes", 0) < config["num_classes"] and self._journal.grew:
+            mine["num_classes"] = config["num_classes"]  # the head gets the classes added since when it is restored
         for name in dict.fromkeys(("type", "in_features", "num_classes", *ROW_OPTIONS, *config)):
             if name not in SETTABLE_OPTIONS and mine.get(name) != config.get(name):
                 empty = self._db.get("state")["position"] == 0
@@ -683,6 +691,13 @@ class SampleStore:
         """The names of the classes, in the order of the labels; empty if the classes have no names."""
         return list(self._db.get("classes", []))
 
+    def labels(self, names: Any) -> Any:
+        """The labels of classes that are given by name: ``store.apply(Relabel(ids=["a"], y=store.labels(["cat"])))``.
+
+        Numbers stay as they are. Raises ValueError, with similar names, if there is no such class.
+        """
+        return class_numbers(names, self.classes)
+
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
         """Name the classes, in the order of the labels. You may give fewer names than there are classes.
 
@@ -978,7 +993,7 @@ class SampleStore:
         except (StoreError, ValueError) as error:
             told, held = f"cannot be compared with its suppression list ({error}).", []
         else:
-            told = f"holds {len(held)} samples that were erased on request, the first is {held[0]!r}." if held else ""
+            told = f"holds {counted(len(held), 'sample')} erased on request, the first is {held[0]!r}." if held else ""
         if told:
             warnings.warn(
                 f"{self.path} {told} An old copy may have been put back, or an erasure was interrupted: torchlssvm "
@@ -1228,7 +1243,7 @@ class SampleStore:
             for _ in batches:  # the machine has no sums; reading the rows still checks them
                 continue
             if held:
-                raise StoreError(f"{len(held)} samples of the journal are not among the rows")
+                raise StoreError(f"{counted(len(held), 'sample')} of the journal not found among the rows")
             return count, digest
 
     def _committed_rows(self, held: set[bytes]) -> Iterator[StoredRows]:

@@ -24,6 +24,7 @@ from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Entry, Journal, commitments
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Codec, SampleTable, StoredRows
+from torchlssvm.wording import counted
 
 REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
 """Errors of a head for samples that it does not take, with its state as it was. Others, e.g. torch out of memory or an
@@ -55,8 +56,8 @@ class EventResult:
         done = "applied" if self.applied else "was applied before, nothing was changed"
         if self.left_out:
             rest = "the others were added" if self.applied else "nothing was added"
-            done = f"{len(self.left_out)} samples were erased on request and stay out, {rest}"
-        return f"{self.kind} {self.event_id}: {done} ({self.samples} samples, position {self.position})"
+            done = f"{counted(len(self.left_out), 'sample')} erased on request, not learned again; {rest}"
+        return f"{self.kind} {self.event_id}: {done} ({counted(self.samples, 'sample')}, position {self.position})"
 
     @property
     def commitment_bytes(self) -> list[bytes]:
@@ -275,7 +276,9 @@ class Transaction:
         seqs = self.table.find(event.ids, event.subject)
         targets = event.y.expand(len(seqs)) if event.y.ndim == 0 else event.y  # one label for all samples of a subject
         if targets.shape[0] != len(seqs):
-            raise ValueError(f"y has {targets.shape[0]} entries for {len(seqs)} samples. Nothing was changed.")
+            raise ValueError(
+                f"y has {targets.shape[0]} entries for {counted(len(seqs), 'sample')}. Nothing was changed."
+            )
 
         def change(rows: StoredRows, part: slice) -> None:
             self._change.exchange(*rows.samples, rows.x, targets[part])
@@ -286,7 +289,7 @@ class Transaction:
     def _replace(self, event: Replace) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
         if event.x.shape[0] != len(seqs):
-            raise ValueError(f"x has {event.x.shape[0]} rows for {len(seqs)} samples. Nothing was changed.")
+            raise ValueError(f"x has {event.x.shape[0]} rows for {counted(len(seqs), 'sample')}. Nothing was changed.")
         self._check_width(event.x)
 
         def change(rows: StoredRows, part: slice) -> None:
@@ -355,6 +358,6 @@ def taken_id_error(event: Event, past: EventResult | Entry, why: str) -> ValueEr
     """The error for an event id that is already used."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "
-        f"{past.samples} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing "
+        f"{counted(past.samples, 'sample')}, and this is not that event in effect: {why}. Give it an id of its own. Nothing "
         "was changed."
     )

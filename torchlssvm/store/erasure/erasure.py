@@ -20,6 +20,7 @@ from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.erasure.suppression import refuse_in_store
 from torchlssvm.store.journal import commitments
 from torchlssvm.store.transaction import EventResult
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store.sample_store import Compaction, SampleStore
@@ -203,8 +204,8 @@ def check_list(store: SampleStore, receipt: bool) -> Check:
     used, held = store.suppression.required(), store.suppression.held()
     if held:
         raise VerificationError(
-            f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, an "
-            "erasure was interrupted, or they were erased in another store with the same list. Erase them here too."
+            f"the store holds {counted(len(held), 'sample')} from its suppression list, the first is {held[0]!r}: a copy was "
+            "put back, an erasure interrupted, or they were erased in another store with the same list. Erase them here too."
         )
     return Check("returned", Outcome.HOLDS, {"entries": len(used)})
 
