@@ -195,7 +195,9 @@ class Accumulator:
         index, columns = change.x.indices()
         scale = change.scale
         scaled = q * (scale[index] if isinstance(scale, Tensor) else scale)
-        codes = None if change.codes is None else torch.from_numpy(change.codes).to(self.device)[index]
+        codes = (
+            None if change.codes is None else torch.from_numpy(change.codes).to(self.device, non_blocking=True)[index]
+        )
         for group in [0] if change.codes is None else np.unique(change.codes).tolist():
             own = slice(None) if codes is None else codes == group
             entries = (index[own], columns[own], q[own], scaled[own])
@@ -211,9 +213,9 @@ class Accumulator:
         if len(present) == 1:
             yield present[0], None, slice(None)
             return
-        places = np.split(np.argsort(codes, kind="stable"), np.cumsum(sizes[present])[:-1])
-        for group, place in zip(present, places, strict=True):
-            yield group, torch.from_numpy(place).to(self.device), place
+        order = np.argsort(codes, kind="stable")
+        parts = torch.from_numpy(order).to(self.device, non_blocking=True).split(sizes[present].tolist())
+        yield from zip(present, parts, np.split(order, np.cumsum(sizes[present])[:-1]), strict=True)
 
     def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
         runs = split_runs(bounds, self.chunk)
