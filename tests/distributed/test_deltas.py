@@ -118,6 +118,21 @@ def test_all_or_none():
             assert torch.equal(start.refresh().w, batch([*range(50, 60), *range(9)]).refresh().w)
 
 
+@pytest.mark.parametrize("how", ["count", "diagonal", "definite", "nothing left"])
+def test_removals_that_cannot_be(how):
+    master = batch(range(9))
+    rows = {
+        "count": (X[:3].repeat(4, 1), Y[:3].repeat(4)),
+        "diagonal": (torch.full((1, J), 15.0), Y[:1]),
+        "definite": (X[:1] + 0.25, Y[:1]),
+        "nothing left": (X[[0, 3, 6, 1, 4, 7, 2, 5, 8]] * 0.5, Y[[0, 3, 6, 1, 4, 7, 2, 5, 8]]),
+    }[how]
+    before = master.digest()
+    with pytest.raises(RemovalError):
+        merge(master, Delta.like(master).remove(*rows))
+    assert master.digest() == before
+
+
 def test_files_hold_sums_only_and_damage_is_found(tmp_path):
     delta = Delta.like(head(), fingerprint="f").add(X[:40].double(), Y[:40], ids=range(40))
     assert len(delta.weights) == len(delta.rows) == 40
