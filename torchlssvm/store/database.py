@@ -46,7 +46,7 @@ ADAPTED_NOTE = "adapted"
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
-FORMAT = 1
+FORMAT = 2
 """Format number of the file, kept as SQLite's user_version. Files with another number are refused."""
 
 PRAGMAS = {

@@ -112,16 +112,13 @@ class Journal:
         self._id_key: bytes | None = None
 
     def recorded_id(self, event_id: str) -> str:
-        """The id under which an event is recorded: a keyed hash of the id, unless the library made the id.
-
-        A store that version 0.2 created has no key, and records ids as they are given.
-        """
+        """The id under which an event is recorded: a keyed hash of the id, unless the library made the id."""
         if self._id_key is None:
             try:
-                self._id_key = bytes.fromhex(self.db.get("state").get("id_key", ""))
-            except (TypeError, ValueError):
+                self._id_key = bytes.fromhex(self.db.get("state")["id_key"])
+            except (KeyError, TypeError, ValueError):
                 raise self.db.damaged("the key of its event ids cannot be read") from None
-        if not self._id_key or NAMELESS_ID.fullmatch(event_id):
+        if NAMELESS_ID.fullmatch(event_id):
             return event_id
         return hmac.digest(self._id_key, event_id.encode(), "sha256").hex()[:32]
 
