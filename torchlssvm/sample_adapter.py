@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import RemovalError
+from torchlssvm.functional.modes import all_or_nothing
 
 __all__ = ["SampleAdapter"]
 
@@ -109,13 +110,14 @@ class SampleAdapter:
         else:
             if new is not None:
                 given = self.machine.add(*new)
-            try:
-                if old is not None:
-                    self.machine.remove(*old)
-            except Exception:
+
+            def put_back() -> None:
                 if new is not None:
                     self.machine.remove(*((given,) if self._are_ids(given) else new))
-                raise
+
+            with all_or_nothing(self.machine, put_back):
+                if old is not None:
+                    self.machine.remove(*old)
         if removed is not None and self.by_ids:
             for name in listed(removed[0]):
                 self.ids.pop(name, None)

@@ -8,7 +8,6 @@ together.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.transaction import EventResult, NetChange
 
@@ -179,14 +178,14 @@ class HeadSamples:
 
 def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
     """Hash each sample to 16 bytes. Equal numbers have equal hashes, regardless of their dtype."""
-    rows, targets = (
-        as_float64(part).reshape(len(part), -1) if part.numel() else np.zeros((len(part), 0)) for part in (x, y)
-    )
-    pairs = zip(rows, targets, strict=True)
-    return [hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=FINGERPRINT_BYTES).digest() for r, t in pairs]
+    return row_keys(as_float64(x), as_float64(y))
 
 
 def as_float64(t: Tensor) -> Any:
-    """Convert to a NumPy array, which is cheaper than a tensor for few numbers. bfloat16 is converted through float32."""
+    """Convert to a contiguous NumPy array (B, ...), which is cheaper than a tensor for few numbers.
+
+    bfloat16 is converted through float32.
+    """
     t = t.detach().cpu()
-    return (t.float() if t.dtype == torch.bfloat16 else t).numpy().astype(np.float64, copy=False)
+    values = (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+    return np.ascontiguousarray(values, np.float64).reshape(len(t), -1) if t.numel() else np.zeros((len(t), 0))

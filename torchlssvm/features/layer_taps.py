@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.features.last_layer import find_last_layer
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.projection import project, sign_weights
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS, normalized
 
@@ -215,15 +216,16 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the modes and gradient flags of a network when an error is raised inside."""
     modes = [(module, module.training) for module in model.modules()]
     learned = [p for p in model.parameters() if p.requires_grad]
-    try:
-        yield
-    except BaseException:
+
+    def put_back() -> None:
         for module, training in modes:
             module.training = training
         for parameter in learned:
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)
-        raise
+
+    with all_or_nothing(model, put_back):
+        yield
 
 
 def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:

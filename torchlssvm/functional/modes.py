@@ -76,17 +76,21 @@ class DeferredInterrupt:
 
 
 @contextmanager
-def all_or_nothing(owner: object) -> Iterator[None]:
-    """Put the attributes of an object back if the block raises.
+def all_or_nothing(owner: object, put_back: Callable[[], object] | None = None) -> Iterator[None]:
+    """Put the state of an object back if the block raises, whatever it raises.
 
-    The block must assign new values to attributes, and must not write into the old values.
+    Without ``put_back``, that state is the attributes. The block must then assign new values to them, and must not write into
+    the old values. An object that is changed in place needs a function ``put_back``.
     """
-    before = owner.__dict__.copy()
+    before = owner.__dict__.copy() if put_back is None else {}
     try:
         yield
     except BaseException:
-        owner.__dict__.clear()
-        owner.__dict__.update(before)
+        if put_back is not None:
+            put_back()
+        else:
+            owner.__dict__.clear()
+            owner.__dict__.update(before)
         raise
 
 

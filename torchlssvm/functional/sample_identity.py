@@ -95,13 +95,16 @@ def secret_vectors(key: bytes, columns: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))
 
 
-def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> list[bytes]:
-    """Hash each row of integers by BLAKE2b-128 under the key. rows: (B, anything)."""
-    width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
+def row_keys(rows: Iterable[Any], labels: NDArray[Any], key: bytes = b"") -> list[bytes]:
+    """Hash each row with its label by BLAKE2b-128, under a key if one is given.
+
+    rows: the bytes of each row, or contiguous arrays; labels: (B,) or (B, K), contiguous.
+    """
     start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
     out = []
-    for at in range(0, len(data), width):
+    for row, label in zip(rows, labels if labels.ndim > 1 else labels[:, None], strict=True):
         one = start()
-        one.update(data[at : at + width])
+        one.update(row)
+        one.update(label.data)
         out.append(one.digest())
     return out

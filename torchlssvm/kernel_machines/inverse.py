@@ -22,6 +22,7 @@ from torch import Tensor, constant_pad_nd
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import block_inverse, checks, cost, memory, system
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.kernel_machines.growing_factor import GrowingFactor
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
@@ -208,14 +209,12 @@ class KernelInverse:
         at = self.slots.at_ids(ids)
         change = y - self.slots.y[at]
         if not isinstance(self.C, float):
-            before = self.slots.columns.clone()
-            self.slots.columns[at, : self.slots.K] = y
-            try:
+            columns = self.slots.columns.clone()
+            columns[at, : self.slots.K] = y
+            with all_or_nothing(self.slots):
+                self.slots.columns = columns
                 self.set_C(self.C)
                 self.solve()
-            except BaseException:
-                self.slots.columns = before
-                raise
         elif self.U is None:
             self.slots.columns[at, : self.slots.K] = y
             self.h[: self.slots.top] = self.product(self.slots.targets.mT).mT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.modes import atomically, exactly
+from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernels import Linear
@@ -167,13 +168,10 @@ class MultiClass(nn.Module):
         ids = list(range(self._next_id, self._next_id + len(x)))
         places = self._put(rows)
         new = {i: Held(*sample) for i, *sample in zip(ids, places.tolist(), labels, numbers, strict=True)}
-        try:
+        with all_or_nothing(self, lambda: self._erase(places)):
             if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
             self._change_machines(new)
-        except BaseException:
-            self._erase(places)
-            raise
         self._held |= new
         self._next_id += len(x)
         return torch.tensor(ids, dtype=torch.int64)
@@ -270,9 +268,8 @@ class MultiClass(nn.Module):
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
         """Let every machine learn these samples, or unlearn samples given as None. If one machine raises, none changes."""
-        undo: list[Callable[[], None]] = []
         finish: list[Callable[[], None]] = []
-        try:
+        with contextlib.ExitStack() as changes:
             for t, task in enumerate(self.tasks):
                 own_ids = self._own_ids[t]
                 seen = {i: None if s is None else self._label(task, s.label) for i, s in samples.items()}
@@ -282,10 +279,11 @@ class MultiClass(nn.Module):
                 if not (leaving or staying or joining):
                     continue
                 self._own_ids[t] = dict(own_ids)
-                undo.append(functools.partial(self._own_ids.__setitem__, t, own_ids))
+                changes.enter_context(all_or_nothing(self, functools.partial(self._own_ids.__setitem__, t, own_ids)))
                 machine: Any = self.machines[t]
                 if not self._shared or not machine.shares(self._gram):
-                    undo.append(functools.partial(self.machines.__setitem__, t, copy.deepcopy(machine)))
+                    put_back = functools.partial(self.machines.__setitem__, t, copy.deepcopy(machine))
+                    changes.enter_context(all_or_nothing(self, put_back))
                     self._change_machine(t, leaving, staying, joining, samples)
                     continue
                 joining |= {i: a for i, a in staying.items() if a != self._label(task, self._held[i].label)}
@@ -296,13 +294,9 @@ class MultiClass(nn.Module):
                     np.array([s.weight for s in new]),
                     [self._own_ids[t].pop(i) for i in (*leaving, *(i for i in joining if i in own_ids))],
                 )
-                undo.append(change.undo)
+                changes.enter_context(all_or_nothing(machine, change.put_back))
                 finish.append(change.finish)
                 self._own_ids[t].update(zip(joining, change.ids, strict=True))
-        except BaseException:
-            for step in reversed(undo):
-                step()
-            raise
         for step in finish:
             step()
 
@@ -373,13 +367,10 @@ class MultiClass(nn.Module):
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
         """Load a saved state, as ``nn.Module`` does. If any machine rejects its part, no machine changes."""
         before = copy.deepcopy(self)
-        try:
+        with all_or_nothing(self, lambda: self.__dict__.update(before.__dict__)):
             result = super().load_state_dict(*args, **options)
             self._connect()
-            return result
-        except BaseException:
-            self.__dict__.update(before.__dict__)
-            raise
+        return result
 
     @atomically
     def _load_from_state_dict(

@@ -24,6 +24,7 @@ from torchlssvm.features.texts import Tokenize, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
 from torchlssvm.linear.column_selection import Selection, check_columns, restrict
 from torchlssvm.linear.head import LSSVMHead
@@ -774,7 +775,14 @@ class AttachedClassifier(nn.Module):
         kept = copy.deepcopy(head.state_dict()) if aside is None and samples.count else None
         machine: Any = head if aside is None else aside
         learned: list[Any] = []
-        try:
+
+        def put_back() -> None:
+            if kept is not None:
+                head.load_state_dict(kept)
+            elif aside is None:
+                samples.clear()
+
+        with all_or_nothing(head, put_back):
             if anew and aside is None:
                 samples.clear()
             for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes):
@@ -790,12 +798,6 @@ class AttachedClassifier(nn.Module):
                 raise ValueError(
                     "the loader gave no batch, there is nothing to fit: an iterator is used up after one pass"
                 )
-        except BaseException:
-            if kept is not None:
-                head.load_state_dict(kept)
-            elif aside is None:
-                samples.clear()
-            raise
         if aside is not None:
             with head._lock:
                 if anew:

@@ -20,7 +20,7 @@ from torchlssvm.linear.checkpoint import FORMAT
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import real_targets
-from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, joint_changes
+from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, signed_samples
 from torchlssvm.statistics.statistics import RELATIVE_ROUNDING
 
 
@@ -155,7 +155,7 @@ class CompactLSSVMHead(nn.Module):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
         """Add and remove jointly (Theorem 1). Each argument is (x, y) or (x, y, weight)."""
-        return self._change(joint_changes(self._check, add, remove))
+        return self._change([(self._check(*samples), sign) for samples, sign in signed_samples(add, remove, ids=False)])
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None) -> Self:
@@ -190,9 +190,8 @@ class CompactLSSVMHead(nn.Module):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> SampleBatch:
-        """A checked batch; ``ids`` and ``like`` are for heads with statistics."""
-        del ids, like
+    def _check(self, x: Any, y: Any, weight: Any = None) -> SampleBatch:
+        """A checked batch."""
         rules = BatchRules(self.in_features, self.num_classes, self.device, exact=False)
         return check_batch(rules, x, y, weight)
 

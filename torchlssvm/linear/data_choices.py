@@ -98,7 +98,7 @@ class DataChoices:
         state: ChoiceState = ChoiceState.CURRENT,
     ) -> None:
         """Remember a choice, made for the samples held."""
-        self.made[name] = Choice(name, state, method, rule, candidates, value)
+        self.made = self.made | {name: Choice(name, state, method, rule, candidates, value)}
 
     @property
     def rho_rule(self) -> str | None:

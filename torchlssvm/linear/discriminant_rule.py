@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, discriminant
 from torchlssvm.functional.discriminant import WithinClass
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.system import Centre
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.data_choices import ChoiceState
@@ -137,7 +138,7 @@ def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any,
     if not judged or not has_open_rule(head):
         return head.rule
     before, step, right = head.config()["rule"], max(1, int(stats.n) // JUDGED_ROWS), dict[str, float]()
-    try:
+    with all_or_nothing(head, lambda: head._set_rule(before)):
         for rule in ("lda", "least_squares"):
             head._set_rule(rule)
             right[rule] = 0.0
@@ -145,9 +146,6 @@ def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any,
                 x, y, weight = x[::step], y[::step], None if weight is None else weight[::step]
                 hits = (head.leave_one_out(x, y, weight).argmax(1) == torch.as_tensor(y, device=head.device)).double()
                 right[rule] += float(hits.sum() if weight is None else hits @ torch.as_tensor(weight).to(hits))
-    except BaseException:
-        head._set_rule(before)
-        raise
     best = max(right, key=lambda rule: right[rule])  # the first of equal ones
     head._set_rule(best)
     head._choices.record("rule", "loo", len(right), best, rule=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
 
@@ -182,12 +181,8 @@ class GridRows:
 
     def folds(self, count: int) -> Tensor:
         """The fold of each row (n,), by a hash of its features and label: the same on every machine and in any order."""
-        q, labels = self.q.cpu().numpy(), self.labels.tolist()
-        hashes = [
-            hashlib.blake2b(row.tobytes() + label.to_bytes(8, "little"), digest_size=8)
-            for row, label in zip(q, labels, strict=True)
-        ]
-        return torch.tensor([int.from_bytes(h.digest(), "little") % count for h in hashes], device=self.device)
+        hashes = row_keys(self.q.cpu().numpy(), self.labels.cpu().numpy())
+        return torch.tensor([int.from_bytes(h, "little") % count for h in hashes], device=self.device)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -221,8 +216,7 @@ class GridRows:
         )  # fmt: skip
         if n and not (int(labels.min()) >= 0 and int(labels.max()) < K and int(copies.min()) > 0):
             raise ValueError("the saved rows are damaged: a label or a number of copies is out of range")
-        host = q.cpu().numpy()
-        change.keys = [self._key(host[i], label) for i, label in enumerate(labels.tolist())]
+        change.keys = row_keys(q.cpu().numpy(), change.labels.cpu().numpy(), self._salt)
         if len(set(change.keys)) < n:
             raise ValueError("the saved rows are damaged: a row is there twice")
         self.clear()
@@ -240,11 +234,6 @@ class GridRows:
 
     # -- the index -----------------------------------------------------------------------------------------------------
 
-    def _key(self, row: NDArray[np.int32], label: int) -> bytes:
-        total = hashlib.blake2b(row.tobytes(), digest_size=FINGERPRINT_BYTES, key=self._salt)
-        total.update(label.to_bytes(8, "little", signed=True))
-        return total.digest()
-
     def _keyed(self, batch: SampleBatch) -> Iterator[tuple[NDArray[np.int32], int, bytes]]:
         """Rows of a checked batch on its grid, each with its label and key."""
         if not len(batch):
@@ -252,8 +241,8 @@ class GridRows:
         assert batch.labels is not None
         assert batch.choices.grid is not None
         q = np.ascontiguousarray(batch.choices.grid.integers(batch.x).cpu().numpy())
-        for row, label in zip(q, batch.labels.tolist(), strict=True):
-            yield row, label, self._key(row, label)
+        labels = batch.labels.cpu().numpy()
+        yield from zip(q, labels.tolist(), row_keys(q, labels, self._salt), strict=True)
 
     def _refusal(self, row: NDArray[np.int32], label: int, index: int, held: int, wanted: int) -> RemovalError:
         if held:
@@ -261,7 +250,8 @@ class GridRows:
                 f"row {index} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
             )
         others = sorted({int(v) for v in self.labels.unique().tolist()} - {label})
-        known = [other for other in others if self._key(row, other) in self._where]
+        keys = row_keys([row] * len(others), np.array(others, np.int64), self._salt)
+        known = [other for other, key in zip(others, keys, strict=True) if key in self._where]
         where = f" (it is held with label {known[0]})" if known else ""
         return RemovalError(f"row {index} with label {label} is not held{where}. {REMOVAL_REMEDY}")
 

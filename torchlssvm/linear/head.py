@@ -10,7 +10,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -605,12 +604,11 @@ class LSSVMHead(LinearHead):
             self._check_whole()  # an interrupted update may have lost rows, so this check comes first
         evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
-        before = None if evidence is Evidence.PROVEN else stats.copy()
         with threads_for(0), self._changing():  # large sums and solves inside have all threads
             self._solver.release(sum(batch.x.shape[0] for batch, _ in changes))
-            with self._tested(before, evidence):
-                views = stats.change(changes, evidence)
-                self._solver.changed(changes, views)
+            with self._tested(evidence) as sums:
+                views = sums.change(changes, evidence)
+            self._solver.changed(changes, views if sums is stats else None)  # a test of the sums ends the views
             if rough:
                 self._rows.drop(INEXACT_REMOVAL)
             self._record(changes, rows)
@@ -619,29 +617,23 @@ class LSSVMHead(LinearHead):
         return self
 
     @contextmanager
-    def _tested(
-        self, before: Statistics | None, evidence: Evidence, groups: Iterable[int] | None = None
-    ) -> Iterator[None]:
-        """A context in which the sums change. With a copy from ``before``, the new sums are tested, in total or by groups.
+    def _tested(self, evidence: Evidence, groups: Iterable[int] | None = None) -> Iterator[Statistics]:
+        """Yield the sums to change. If only they can show that samples removed were held, they are a copy, which is tested.
 
-        It restores the sums and raises RemovalError if no samples could have the new sums.
+        The copy replaces the sums if samples could have it, in total or by groups. Otherwise RemovalError is raised.
         """
-        stats = self.statistics
-        if before is None:
-            yield
+        if evidence not in (Evidence.SUMS, Evidence.COUNTS):
+            yield self.statistics
             return
-        try:
-            yield
-            stats.canonicalize()
-            if evidence is Evidence.SUMS and not stats.empty:
-                stats.check_possible(groups)
-            elif not stats.drained:  # roughly those of samples: the ridge has to make up for the rest
-                step = 1.0 if stats.grid is None else stats.grid.resolution
-                stats.check_possible(ridge=self._options.rho / step**2)
-        except RemovalError:
-            stats.take_over(before)
-            self._solver.reset()
-            raise
+        sums = self.statistics.copy()
+        yield sums
+        sums.canonicalize()
+        if evidence is Evidence.SUMS and not sums.empty:
+            sums.check_possible(groups)
+        elif not sums.drained:  # roughly those of samples: the ridge has to make up for the rest
+            step = 1.0 if sums.grid is None else sums.grid.resolution
+            sums.check_possible(ridge=self._options.rho / step**2)
+        self.statistics.take_over(sums)
 
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Record summed samples: their rows, and the changes pending for other machines."""
@@ -691,14 +683,13 @@ class LSSVMHead(LinearHead):
         self._check_whole()
         stats.compatible(sums)
         rows = self._rows.joined(changes.rows, changes.key, sign)
-        evidence, before = Evidence.PROVEN if shrinks else Evidence.NONE, None
+        evidence = Evidence.PROVEN if shrinks else Evidence.NONE
         if shrinks and rows is None:
             evidence = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
-            before = stats.copy()
         with self._changing():
-            with self._tested(before, evidence, sums.group_sums()):
-                stats.merge(sums, sign, evidence)
-                self._solver.reset()
+            with self._tested(evidence, sums.group_sums()) as changed:
+                changed.merge(sums, sign, evidence)
+            self._solver.reset()
             self.pending.merge(changes, sign, shrinks)
             self._rows.replace(rows, changes.key, UNKNOWN_ROWS)
             if shrinks and stats.drained:

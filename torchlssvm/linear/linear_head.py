@@ -16,6 +16,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError, StoreError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import strictly_inside
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.linear import checkpoint
@@ -27,7 +28,7 @@ from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
 from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import SampleBatch, joint_changes
+from torchlssvm.statistics.batch import SampleBatch, signed_samples
 from torchlssvm.statistics.statistics import ROW_OPTIONS, Integrity
 
 
@@ -317,14 +318,11 @@ class LinearHead(nn.Module):
 
     def _choose_rho(self) -> None:
         """Choose rho by its rule. With too few samples, rho is 1.0 and remains to be chosen. The caller must hold the lock."""
-        choices, before = self._choices, self._choices.made["rho"]
-        # rho must not count as open during the choice, because reading the weights would choose it again.
-        choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
-        try:
+        choices = self._choices
+        with all_or_nothing(choices):
+            # rho must not count as open during the choice, because reading the weights would choose it again.
+            choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=ChoiceState.STALE)
             value = self._best_rho()
-        except BaseException:
-            choices.made["rho"] = before
-            raise
         rho = 1.0 if value is None else value
         if rho != self._options.rho:
             with self._changing(same_samples=True):
@@ -379,7 +377,12 @@ class LinearHead(nn.Module):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
         """Add and remove jointly (Theorem 1). Each argument is (x, y) or (x, y, weight, ids); remove only samples held."""
-        return self._apply_changes(joint_changes(self._check, add, remove))
+        changes: list[tuple[SampleBatch, int]] = []
+        for samples, sign in signed_samples(add, remove):
+            x, y, weight, ids = (*samples, None, None)[:4]
+            like = changes[0][0] if changes else None
+            changes.append((self._check(x, y, weight, ids, like), sign))
+        return self._apply_changes(changes)
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
@@ -435,7 +438,7 @@ class LinearHead(nn.Module):
         """The rho that the rule finds; None if there are too few samples."""
         raise NotImplementedError
 
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it."""
         raise NotImplementedError
 

@@ -224,12 +224,11 @@ class MarginHead(LinearHead):
     # -- diagnostics -----------------------------------------------------------------------------------------------------
 
     @exclusive
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
         """Exact scores (B, K) of samples held, each by the head that never saw it, with the active sets of that head.
 
         Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
-        class keeps its current score. Arguments as for :meth:`torchlssvm.LSSVMHead.leave_one_out`; ``pairs`` has no effect, as
-        this head has no pairs.
+        class keeps its current score. Arguments as for :meth:`torchlssvm.LSSVMHead.leave_one_out`.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -240,7 +239,6 @@ class MarginHead(LinearHead):
         >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
         True
         """
-        checks.one_of(pairs, "pairs", ("votes", "least"))
         return margin_changes.leave_one_out(self, x, y, weight, groups)
 
     @exclusive

@@ -27,7 +27,7 @@ from torchlssvm.functional.sample_identity import (
     KEY_BYTES,
     key_factors,
     key_vectors,
-    keyed_hashes,
+    row_keys,
     row_words,
     shared_key,
 )
@@ -65,8 +65,7 @@ class RowList(NamedTuple):
 
     def hashed(self, key: bytes) -> RowList:
         """The same rows by their fingerprints instead of their words."""
-        words = np.frombuffer(b"".join(self.rows), np.int64).reshape(-1, 2)
-        return self._replace(rows=keyed_hashes(key, np.column_stack([words, np.array(self.groups, np.int64)])))
+        return self._replace(rows=row_keys(self.rows, np.array(self.groups, "<i8").reshape(-1, 2), key))
 
 
 def split_words(words: NDArray[np.int64]) -> list[bytes]:

@@ -6,7 +6,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from torchlssvm.errors import NotFittedError, NumericalWarning, RemovalError
 from torchlssvm.functional import checks, dual_ridge
 from torchlssvm.functional.grid import FixedPoint, as_grid
+from torchlssvm.functional.sample_identity import row_keys
 from torchlssvm.functional.spectrum import default_values
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
@@ -175,12 +175,12 @@ class DualHead:
             x = x if isinstance(x, np.ndarray) else x.toarray()
         elif isinstance(x, np.ndarray):
             x = type(self.rows)(x)
-        return row_keys(self._stored(x, self.grid), y)
+        return hashed_rows(self._stored(x, self.grid), y)
 
     def _places(self) -> dict[bytes, list[int]]:
         """The places of the rows held, by their hashes."""
         places: dict[bytes, list[int]] = {}
-        for i, key in enumerate(row_keys(self.rows, self.y)):
+        for i, key in enumerate(hashed_rows(self.rows, self.y)):
             places.setdefault(key, []).append(i)
         return places
 
@@ -336,14 +336,8 @@ class DualHead:
         w, b = self._solve()
         return torch.from_numpy(np.ascontiguousarray(as_array(x) @ w.numpy())) + b
 
-    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None) -> Self:
-        """Do nothing, because the probabilities are always derived from the current rows."""
-        del x, y, method, weight
-        return self
-
-    def predict_proba(self, x: Any, calibrated: bool = True) -> Tensor:
+    def predict_proba(self, x: Any) -> Tensor:
         """Probabilities (B, K), always calibrated on the leave-one-out scores of the samples held."""
-        del calibrated
         if self._calibration is None:
             classes = self.kind == "classes"
             labels = torch.from_numpy(self.y.astype(np.int64 if classes else np.bool_))
@@ -364,9 +358,8 @@ class DualHead:
             scores[rows] -= residuals[rows]
         return scores
 
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, *, pairs: str = "votes") -> Tensor:
+    def leave_one_out(self, x: Any, y: Any) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it; ValueError for a sample that is not held."""
-        del weight, pairs
         places, order = self._places(), []
         for i, key in enumerate(self._keys_of(as_array(x), as_array(y))):
             if key not in places:
@@ -390,12 +383,11 @@ def stack_rows(parts: list[Any]) -> Any:
     return vstack([csr_matrix(part) for part in parts], format="csr")
 
 
-def row_keys(rows: Any, y: Array) -> list[bytes]:
+def hashed_rows(rows: Any, y: Array) -> list[bytes]:
     """A hash of each row with its label or targets."""
-    y = np.ascontiguousarray(y, dtype=np.float64)
     if isinstance(rows, np.ndarray):
         parts = (row.astype(np.float64).tobytes() for row in rows)
     else:
         data, at = rows.data.astype(np.float64), rows.indices.astype(np.int64)
         parts = (data[a:b].tobytes() + at[a:b].tobytes() for a, b in itertools.pairwise(rows.indptr))
-    return [blake2b(part + target.tobytes(), digest_size=16).digest() for part, target in zip(parts, y, strict=True)]
+    return row_keys(parts, np.ascontiguousarray(y, dtype=np.float64))

@@ -207,8 +207,9 @@ class LinearEstimator(BaseEstimator):
         if open_rule:
             choose_rule(head, lambda: [(rows, targets, weights)])
         if store_loo:
-            self.leave_one_out_ = head.leave_one_out(rows, targets, weights).cpu().numpy()
-        if calibration is not None:
+            given = () if isinstance(head, DualHead) else (weights,)
+            self.leave_one_out_ = head.leave_one_out(rows, targets, *given).cpu().numpy()
+        if calibration is not None and not isinstance(head, DualHead):
             head.calibrate(rows, targets, calibration, weight=weights)
 
     def _judge_sums(self) -> None:
@@ -309,7 +310,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
-        self.head_.calibrate(self._all_rows(X), labels, self.calibration, weight=weight)
+        if not isinstance(self.head_, DualHead):
+            self.head_.calibrate(self._all_rows(X), labels, self.calibration, weight=weight)
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
@@ -325,7 +327,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         if isinstance(self.head_, LSSVMHead) and masked:
             found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
             return dataclasses.replace(found, classes=tuple(classes))
-        scores = self.head_.leave_one_out(rows, labels, pairs="least")
+        options = {"pairs": "least"} if self.head_.multiclass == "ovo" else {}
+        scores = self.head_.leave_one_out(rows, labels, **options)
         return from_scores(scores, labels.bool() if self._indicator else labels, ids, classes=classes)
 
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
@@ -351,8 +354,9 @@ class LinearClassifier(Classifier, LinearEstimator):
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K). They are calibrated if ``calibration`` is set."""
         check_is_fitted(self, "head_")
+        options = {} if isinstance(self.head_, DualHead) else {"calibrated": self.calibration is not None}
         try:
-            out: Array = self._answer(X, "predict_proba", calibrated=self.calibration is not None).cpu().numpy()
+            out: Array = self._answer(X, "predict_proba", **options).cpu().numpy()
         except NotFittedError as error:
             raise NotFittedError(
                 "samples have changed since the probabilities were calibrated, which invalidates the calibration: call "

@@ -299,18 +299,16 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
     )
 
 
-def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> list[tuple[SampleBatch, int]]:
-    """Checked batches, with their signs, of samples to be added and removed jointly; None for no such samples.
+def signed_samples(add: Any, remove: Any, ids: bool = True) -> list[tuple[tuple[Any, ...], int]]:
+    """Samples to be added (+1) and removed (-1) jointly, each given as (x, y) or (x, y, weight); None for no such samples.
 
-    Each argument is (x, y), (x, y, weight) or (x, y, weight, ids). ``check`` is the method of a head, which accepts ``like``.
+    ``ids``: (x, y, weight, ids) is also allowed.
     """
-    changes: list[tuple[SampleBatch, int]] = []
+    out: list[tuple[tuple[Any, ...], int]] = []
     for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
         if samples is None:
             continue
-        if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
-            raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
-        weight, ids = (*samples[2:], None, None)[:2]
-        like = changes[0][0] if changes else None
-        changes.append((check(samples[0], samples[1], weight, ids, like), sign))
-    return changes
+        if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= (4 if ids else 3):
+            raise ValueError(f"{name} must be (x, y), (x, y, weight){' or (x, y, weight, ids)' if ids else ''}")
+        out.append((tuple(samples), sign))
+    return out

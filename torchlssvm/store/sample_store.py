@@ -545,9 +545,10 @@ class SampleStore:
         # Class weights that follow the counts need a solve for each class in each batch, so batches are large then: 128 MB.
         follows = isinstance(getattr(head, "class_weight", None), str)
         size = max(ROWS_PER_BATCH, 2**24 // head.in_features if follows else 0)
+        options = {"pairs": pairs} if head.multiclass == "ovo" else {}
         for rows, numbers in self._grouped_batches(groups, size):
             x, y = rows.x.to(head.device), rows.y.to(head.device)
-            scores.append(head.leave_one_out(x, y, pairs=pairs, groups=numbers))
+            scores.append(head.leave_one_out(x, y, groups=numbers, **options))
             labels.append(y)
             place |= {name: k for k, name in enumerate(rows.ids, len(place))}
         ids = [name for names, _ in self.table.names() for name in names]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
-from torchlssvm.functional.modes import atomically, exactly
+from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.kernels import Custom, Kernel, as_kernel
 from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
@@ -56,7 +56,7 @@ class SharedChange(NamedTuple):
     """A change of a machine that shares samples with others. All machines change before any change is finished."""
 
     ids: list[int]  # of the new samples
-    undo: Callable[[], None]
+    put_back: Callable[[], None]
     finish: Callable[[], None]
 
 
@@ -86,15 +86,17 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
         machine.notice_kernel()
         content, kernel, trajectory = machine._content(), machine.kernel, machine.trajectory
         events = len(trajectory)
-        try:
-            return method(*args, **kwargs)
-        except BaseException:
+
+        def put_back() -> None:
             if machine._solver is not content.solver:
                 machine._set_content(content)
                 machine.kernel = kernel
             machine.trajectory = trajectory
             del trajectory[events:]
-            raise
+
+        try:
+            with all_or_nothing(machine, put_back):
+                return method(*args, **kwargs)
         finally:
             machine._support.clear()
 
@@ -520,7 +522,7 @@ class IncrementalSVM(nn.Module):
         end = np.array(_bounds(C))
         seen: list[tuple[Any, Tensor, float]] = [(np.array(self._C), self.alpha, self.b)]
         if self.n:
-            with self._solver.all_or_nothing():
+            with self._solver.snapshotted():
                 self._follow(np.array(self._C), end, seen)
         else:
             seen.append((end, self.alpha, self.b))
@@ -699,10 +701,10 @@ class IncrementalSVM(nn.Module):
         solver, events, labels = self._solver, len(self.trajectory), 2.0 * y - 1.0
         new, leaving = list(range(solver.next_id, solver.next_id + len(places))), self._positions(remove)
         batch = Batch(places, labels, weight, upper_bounds(labels, weight, self._C))
-        put_back = solver.begin_change(batch, new, leaving)
+        undo = solver.begin_change(batch, new, leaving)
 
-        def undo() -> None:
-            put_back()
+        def put_back() -> None:
+            undo()
             del self.trajectory[events:]
             self._support.clear()
 
@@ -714,7 +716,7 @@ class IncrementalSVM(nn.Module):
             self._drop_far_reserve()
             self._shorten()
 
-        return SharedChange(new, undo, finish)
+        return SharedChange(new, put_back, finish)
 
     def shared_support(self) -> tuple[Any, Tensor]:
         """Return the places of the support vectors (s,) in the shared store and their y alpha (s,), the same until a change."""

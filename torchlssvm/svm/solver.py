@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS
 from torchlssvm.kernels import Kernel
 from torchlssvm.kernels.gram_rows import GramRows, index_of
@@ -91,18 +92,15 @@ class PathSolver:
         """
         new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
         if len(new) == 1 and not len(leaving) and len(self.margin):
-            try:
+            with all_or_nothing(self, functools.partial(self.erase, new)):
                 wrong = self._prepare_new(new)
-            except BaseException:
-                self.erase(new)
-                raise
             self.last_method = "path"
             if not len(wrong):
                 return functools.partial(self.erase, new)
-            with self.all_or_nothing(new) as before:
+            with self.snapshotted(new) as before:
                 self._finish_walk(self.path.walk(wrong, NO_POSITIONS))
         else:
-            with self.all_or_nothing(new) as before:
+            with self.snapshotted(new) as before:
                 self.solve_change(new, leaving, method)
         return functools.partial(self.restore, before)
 
@@ -113,11 +111,8 @@ class PathSolver:
         if s.grow(len(ids)):
             self.margin.fit_capacity()
         new = s.place(ids, batch.y, batch.weight, batch.u)
-        try:
+        with all_or_nothing(s, functools.partial(s.drop, new)):
             self.rows.put(new, batch.x, order)
-        except BaseException:
-            s.drop(new)
-            raise
         return new
 
     def erase(self, leaving: Array) -> None:  # (k,)
@@ -481,7 +476,7 @@ class PathSolver:
     def set_bounds(self, u: Array, method: str = "auto") -> None:  # (capacity,)
         """Change the upper bounds, by pivoting or along the path, on which alpha is linear between breakpoints."""
         s = self.samples
-        with self.all_or_nothing():
+        with self.snapshotted():
             if not s.has_both_classes():
                 s.u[:] = u
             elif method == "path" or not len(self.margin) or s.n <= 200:  # for so few, pivoting is not faster
@@ -523,7 +518,7 @@ class PathSolver:
         """Compute R and every g again, and take Newton steps."""
         if not self.samples.has_both_classes():
             return
-        with self.all_or_nothing():
+        with self.snapshotted():
             self.margin.invert_A()
             self._recompute_rest()
             for _ in range(FINAL_NEWTON_STEPS):
@@ -555,15 +550,12 @@ class PathSolver:
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[Snapshot]:  # (B,)
-        """Restore everything if the operation fails, without the samples in positions ``new``."""
+    def snapshotted(self, new: Array = NO_POSITIONS) -> Iterator[Snapshot]:  # (B,)
+        """Put everything back if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
         before.vectors[:, new], before.ids[new] = 0.0, -1
-        try:
+        with all_or_nothing(self, functools.partial(self.restore, before)):
             yield before
-        except BaseException:
-            self.restore(before)
-            raise
 
     def snapshot(self, with_R: bool = False) -> Snapshot:
         """Copy the state. with_R: copy the arrays of the margin set too, so that restoring computes nothing."""
