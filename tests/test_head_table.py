@@ -1,4 +1,7 @@
-"""Every head with every function that takes a head: it works, or it is refused by a named error. A new head is a new column."""
+"""Every head with every function that takes a head: it works, is refused by a named error, or is a method the head lacks.
+
+A new head is a new column.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchlssvm import Add, CompactLSSVMHead, FixedPoint, LSSVMHead, MarginHead, Remove, SampleStore, attach
 from torchlssvm.analysis.cross_validation import cross_validate
@@ -170,13 +174,83 @@ def not_a_number(head: Any, y: Tensor, folder: Path) -> None:
     assert head(bad)[4].isnan().all()
 
 
-def monitored(head: Any, y: Tensor, folder: Path) -> None:
-    pytest.importorskip("lightning")
-    from torchlssvm.lightning import DriftMonitor
+def most_influential(head: Any, y: Tensor, folder: Path) -> None:
+    change = head.influence(X, y, X[:9], y[:9])
+    found = head.most_influential(X, y, X[:9], y[:9], 3, ids=IDS)
+    assert found.helpful_ids == tuple(IDS[i] for i in change.argsort(descending=True)[:3].tolist())
 
-    module: Any = torch.nn.Module()
-    module.head = head
-    DriftMonitor().on_train_start(None, module)  # type: ignore[arg-type]
+
+def trained(head: Any, y: Tensor, folder: Path, make: Callable[[Any], Any]) -> Any:
+    """A callback after a run of a module that learns each batch, which ends with all predictions."""
+    pytest.importorskip("lightning")
+    from tests.support.lightning_tools import quiet
+    from torchlssvm import lightning
+
+    head.clear()
+    module = lightning.LSSVMModule("identity", K, in_features=J, head=head, targets=getattr(head, "targets", "classes"))
+    callback, samples = make(lightning), lightning.Indexed(TensorDataset(X, y))
+    trainer = quiet(folder, callbacks=[callback])
+    trainer.fit(module, DataLoader(samples, 20))
+    trainer.predict(module, DataLoader(samples, 20))
+    return callback
+
+
+def monitored(head: Any, y: Tensor, folder: Path) -> None:
+    assert trained(head, y, folder, lambda lightning: lightning.DriftMonitor(every=1)).last < 1e-9
+
+
+def event_applied(head: Any, y: Tensor, folder: Path) -> None:
+    events = [Add(ids=["new"], x=X[:1] + 1, y=y[:1])]
+    trained(head, y, folder, lambda lightning: lightning.DataCorrection(events))
+    assert head.n == N + 1
+
+
+def audited(head: Any, y: Tensor, folder: Path) -> None:
+    callback = trained(head, y, folder, lambda lightning: lightning.LabelAudit(folder / "suspects.jsonl", fraction=0.1))
+    assert all(0 <= int(suspect.id) < N for suspect in callback.suspects)
+
+
+def predictions_written(head: Any, y: Tensor, folder: Path) -> None:
+    trained(head, y, folder, lambda lightning: lightning.PredictionFile(folder / "file.csv"))
+    assert len((folder / "file.csv").read_text().splitlines()) == N + 1
+
+
+def beside_a_network(head: Any, y: Tensor, folder: Path, callback: Any) -> None:
+    """Train a network by gradients, with a head and a callback beside it."""
+    from lightning.pytorch import LightningModule
+
+    from tests.support.lightning_tools import quiet
+
+    class Network(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = torch.nn.Linear(J, J), head
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.backbone(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    quiet(folder, callbacks=[callback]).fit(Network(), DataLoader(TensorDataset(X, y), 20))
+
+
+def fitted_by_callback(head: Any, y: Tensor, folder: Path) -> None:
+    pytest.importorskip("lightning")
+    from torchlssvm.lightning import FitHead
+
+    beside_a_network(head, y, folder, FitHead(features=lambda x: x))
+    assert torch.allclose(head(X), like(head).add(X, y)(X), atol=1e-4)
+
+
+def probed(head: Any, y: Tensor, folder: Path) -> None:
+    pytest.importorskip("lightning")
+    from torchlssvm.lightning import OnlineProbe
+
+    name = {LSSVMHead: "lssvm", MarginHead: "margin"}.get(type(head), "compact")
+    probe = OnlineProbe("backbone", K, head=name)
+    beside_a_network(head, y, folder, probe)
+    assert len(list(probe.window)) == 3
 
 
 def agreed(head: Any, y: Tensor, folder: Path) -> None:
@@ -192,7 +266,8 @@ def agreed(head: Any, y: Tensor, folder: Path) -> None:
 
 WORKS = [
     left_out, label_errors, influence, calibrated, rho_selected, window, folds, exported, hub, report, stored, corrected,
-    attached, drifted, exchanged, saved, not_a_number, monitored, agreed,
+    attached, drifted, exchanged, saved, not_a_number, agreed, most_influential, monitored, event_applied, audited,
+    predictions_written, fitted_by_callback, probed,
 ]  # fmt: skip
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     # a margin head is not linear in its samples, so sums cannot be exchanged
@@ -204,18 +279,28 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
     ("numbers", "report"): ValueError,
     ("several labels", "report"): ValueError,
     # w and C know neither which samples are held nor their sums
-    ("compact", "influence"): AttributeError,
-    ("compact", "calibrated"): AttributeError,
-    ("compact", "rho_selected"): AttributeError,
     ("compact", "hub"): ValueError,
     ("compact", "report"): StoreError,
     ("compact", "stored"): StoreError,
     ("compact", "corrected"): ValueError,
-    ("compact", "drifted"): AttributeError,
     ("compact", "exchanged"): ValueError,
     ("compact", "agreed"): ValueError,
     ("compact", "monitored"): ValueError,
+    ("compact", "event_applied"): ValueError,
+    ("compact", "audited"): ValueError,
+    ("compact", "predictions_written"): ValueError,
+    ("compact", "probed"): ValueError,
+    ("several labels", "audited"): ValueError,
+    ("numbers", "audited"): ValueError,
 }
+NO_METHOD = {
+    ("compact", "influence"): "influence",
+    ("compact", "most_influential"): "most_influential",
+    ("compact", "calibrated"): "calibrate",
+    ("compact", "rho_selected"): "select_rho",
+    ("compact", "drifted"): "drift",
+}
+"""Methods that a head does not have."""
 
 
 @pytest.mark.parametrize("use", WORKS, ids=lambda use: use.__name__)
@@ -223,6 +308,9 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 def test_every_head_with_every_function(kind: str, use: Callable[[Any, Tensor, Path], None], tmp_path: Path) -> None:
     y = TARGETS.get(kind, Y)
     head = HEADS[kind]().add(X, y)
+    if (kind, use.__name__) in NO_METHOD:
+        assert not hasattr(head, NO_METHOD[kind, use.__name__])
+        return
     refusal = REFUSED.get((kind, use.__name__))
     if refusal is None:
         use(head, y, tmp_path)

@@ -18,6 +18,7 @@ from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.modes import atomically
 from torchlssvm.linear.checkpoint import FORMAT
 from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import real_targets
 from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, signed_samples
@@ -163,7 +164,7 @@ class CompactLSSVMHead(nn.Module):
         old, new = self._check(x, y_old, weight), self._check(x, y_new, weight)
         counts, s, d = self._counts_after([(old, -1), (new, 1)]), self._solution(), _weights(old)[:, None]
         dy = d * (real_targets(new, self.num_classes) - real_targets(old, self.num_classes))
-        s.shift_targets(self._rows(old) / self.rho**0.5, dy)
+        s.shift_targets(self._scale.rows(old.x), dy)
         self._swap(s, counts, self.total)
         return self
 
@@ -195,16 +196,16 @@ class CompactLSSVMHead(nn.Module):
         rules = BatchRules(self.in_features, self.num_classes, self.device, exact=False)
         return check_batch(rules, x, y, weight)
 
-    def _rows(self, batch: SampleBatch) -> Tensor:
-        """Rows (B, D): features, with a constant one for a penalized intercept."""
-        pad = (0, 1) if self.intercept == "penalized" else (0, 0)
-        return nn.functional.pad(batch.x.to(torch.float64), pad, value=1.0)
+    @property
+    def _scale(self) -> RowScale:
+        """The coordinates of a :class:`Solution`."""
+        return RowScale(1.0, self._rho, self.intercept)
 
     def _leverages(self, batch: SampleBatch) -> Tensor:
         """d (phi^T A^-1 phi + 1/n) (B,), which is 1 at most for samples held."""
-        rows, free = self._rows(batch), self.intercept == "free"
-        rows = rows - self.mean if free else rows
-        return _weights(batch) * ((rows @ self.P * rows).sum(1) / self.rho + (1 / self.n if free else 0.0))
+        rows, free = self._scale.rows(batch.x), self.intercept == "free"
+        rows = rows - self.mean / self._scale.root if free else rows
+        return _weights(batch) * ((rows @ self.P * rows).sum(1) + (1 / self.n if free else 0.0))
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
@@ -235,7 +236,7 @@ class CompactLSSVMHead(nn.Module):
         else:
             for batch, sign in changes:
                 y, d = real_targets(batch, self.num_classes), sign * _weights(batch)
-                rows = self._rows(batch) / self.rho**0.5
+                rows = self._scale.rows(batch.x)
                 if solution.empty and not removes and len(rows) > size:
                     solution.train(rows, y, d)
                     continue
@@ -261,24 +262,24 @@ class CompactLSSVMHead(nn.Module):
 
     def _solution(self) -> Solution:
         """The state as a solution, which Theorem 1 changes: a penalized intercept is the last row of w."""
-        root, out = self._rho**0.5, self._empty()
+        out, w = self._empty(), self._scale.point(self.w, self.b)
         if not self.n:
             return out
         if self.intercept == "penalized":
-            out.set_base(torch.cat([self.w, self.b[None]]) * root, out.beta, out.mu, 1.0, P=self.P)
+            out.set_base(w, out.beta, out.mu, 1.0, P=self.P)
         else:
             target, n = self.b + self.mean @ self.w, self.n if self.intercept == "free" else 1.0
-            out.set_base(self.w * root, target, self.mean / root, n, P=self.P)
+            out.set_base(w, target, self.mean / self._scale.root, n, P=self.P)
         return out
 
     @atomically
     def _swap(self, s: Solution, counts: Tensor, total: Tensor, rho: float | None = None) -> None:
         """Take over a state that was built aside."""
         self._rho = self._rho if rho is None else rho
-        w, mean = s.w / self._rho**0.5, s.mu[: self.in_features] * self._rho**0.5
-        b = s.beta - mean @ w if self.intercept != "penalized" else w[-1]
+        w, b = self._scale.weights(s.w, s.beta, s.mu)
+        mean = s.mu[: self.in_features] * self._scale.root
         C = torch.eye(s.D, dtype=torch.float64, device=self.device) - s.inverse()
-        new = {"w": w[: self.in_features], "b": b, "C": C, "mean": mean, "counts": counts, "total": total}
+        new = {"w": w, "b": b, "C": C, "mean": mean, "counts": counts, "total": total}
         for name, value in new.items():
             self._buffers[name].copy_(value)  # type: ignore[union-attr]  # in place: others may hold the buffer
 

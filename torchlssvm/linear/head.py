@@ -14,11 +14,10 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
-from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.votes import votes
 from torchlssvm.linear import checkpoint
-from torchlssvm.linear.diagnostics import rho_rule, uncertainty
+from torchlssvm.linear.diagnostics import rho_rule
 from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided, rho_path
@@ -241,21 +240,13 @@ class LSSVMHead(LinearHead):
 
     def config(self) -> dict[str, Any]:
         """The options as primitives, with the rho in use; ``LSSVMHead.from_config`` makes an empty head from them."""
-        stats, weight = self.statistics, self._options.class_weight
-        return {
-            "in_features": self.in_features,
-            "num_classes": self.num_classes,
-            "rho": self._options.rho,
-            "intercept": self._options.intercept,
-            "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+        return super().config() | {
             "multiclass": self.multiclass,
             "rule": self._options.rule,
-            "grid": grid_to_json(stats.requested.grid) or "auto" if stats.exact else None,
-            "target_grid": grid_to_json(stats.requested.target_grid) or "auto",
-            "per_class": stats.per_class,
-            "folds": stats.folds,
+            "target_grid": grid_to_json(self.statistics.requested.target_grid) or "auto",
+            "folds": self.statistics.folds,
             "membership": self._rows.recorded,
-        } | self._row_options()
+        }
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
@@ -460,34 +451,6 @@ class LSSVMHead(LinearHead):
             self._require_held(x, y, weight)
         return change
 
-    # -- probabilities -------------------------------------------------------------------------------------------------
-
-    @exclusive
-    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
-        """Fit probabilities on the leave-one-out scores of samples held, so that no held-out data is needed. Returns self.
-
-        Args:
-            x: (n, J), as added.
-            y: (n,), as added.
-            weight: (n,), as added.
-            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two, and for each label of
-                ``targets="multilabel"``, which takes no temperature) or ``"isotonic"``. A temperature
-                keeps the order of the scores. With the other methods, the most probable class may differ from the one that
-                ``predict`` returns, because ``predict`` always uses the scores.
-            groups: (n,), e.g. users. If given, the fit uses leave-group-out scores.
-
-        >>> import torch
-        >>> from torchlssvm import LSSVMHead
-        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
-        >>> head = LSSVMHead(4, 2).add(x, y).calibrate(x, y)
-        >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
-        True
-        """
-        calibration = uncertainty.calibrate(self._view(), x, y, method, weight, groups)
-        self._require_held(x, y, weight)
-        self._choices.record_calibration(calibration)
-        return self
-
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
     @exclusive
@@ -523,19 +486,10 @@ class LSSVMHead(LinearHead):
             self._choices.outdate()
             self._solving = False
 
-    def _replace_parts(
-        self, statistics: Statistics, solver: Solver, pending: Pending, uncertifiable: str | None
-    ) -> None:
-        """Replace the state by parts that were built separately, including anything left by an interruption."""
-        with self._lock:
-            self._integrity = Integrity()
-            with self._integrity:
-                self.statistics, self._solver, self._options = statistics, solver, solver.options
-                self._rows, self.pending, self._uncertifiable = pending.held_rows, pending, uncertifiable
-                self._published, self._view_cache, self._solving = None, None, False
-                self._state_version += 1
-
     def _solve_afresh(self) -> None:
+        self._solver.reset()
+
+    def _drop_unfinished(self) -> None:
         self._solver.reset()
 
     def _make_room(self, k: int) -> None:
@@ -543,22 +497,6 @@ class LSSVMHead(LinearHead):
         if self.targets == "multilabel" and k and not self.statistics.empty:
             self._rows.drop("labels were added since, and the fingerprints are of rows with fewer labels")
         self._solver.reset()
-
-    def _solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring w, b and, if asked for, P up to date, and return them."""
-        catch_up(self)
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._check_whole()
-            if self._solving:
-                self._solver.reset()
-            if self._choices.rho_is_open and not self.statistics.empty:
-                self._choose_rho()
-            self._published, self._solving = None, True
-            P = self._solver.inverse() if inverse else None
-            w, b = self._solver.weights()
-            self._solving = False
-            self._published = None if self.statistics.empty else (w, b)
-            return w, b, w if P is None else P
 
     def _view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
@@ -652,27 +590,14 @@ class LSSVMHead(LinearHead):
         self._forget_choices()
         self._solver.reset()
 
-    @exactly
-    def _merge(self, other: LSSVMHead, sign: int) -> Self:
-        if not isinstance(other, LSSVMHead):
-            raise ValueError(f"can only merge with another LSSVMHead, got {type(other).__name__}")
-        if self.intercept != other.intercept or self.multiclass != other.multiclass:
-            raise ValueError(
-                f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
-                f"{other.intercept!r}, {other.multiclass!r} there"
-            )
-        heads: list[LSSVMHead] = [self, other]
-        first, second = sorted(heads, key=id)  # lock in the same order in all threads, to avoid a deadlock
-        with first._lock, second._lock:
-            other._check_whole()
-            if sign > 0:
-                self.pending.refuse_twice(other.pending.merged)
-            theirs = other.statistics.copy() if other is self else other.statistics
-            ids, reason = set(other.pending.merged), other.uncertifiable
-            self._take_in(Changes(theirs, other._rows.known(), other._rows.key), sign, shrinks=sign < 0)
-            self.pending.count_ids(ids, sign)
-            self._mark_uncertifiable(reason)
-        return self
+    def _merge_samples(self, other: LSSVMHead, sign: int) -> None:
+        if sign > 0:
+            self.pending.refuse_twice(other.pending.merged)
+        theirs = other.statistics.copy() if other is self else other.statistics
+        ids, reason = set(other.pending.merged), other.uncertifiable
+        self._take_in(Changes(theirs, other._rows.known(), other._rows.key), sign, shrinks=sign < 0)
+        self.pending.count_ids(ids, sign)
+        self._mark_uncertifiable(reason)
 
     def _take_in(self, changes: Changes, sign: int, shrinks: bool) -> None:
         """Add or subtract sums and their rows, all or none. ``shrinks``: the change may remove samples.
@@ -762,7 +687,7 @@ class LSSVMHead(LinearHead):
         pending = Pending(statistics, rows)
         if statistics.exact:
             pending = Pending.load(meta["pending"], checkpoint.part(state, "pending."), statistics, rows)
-        return lambda: self._replace_parts(statistics, solver, pending, meta.get("uncertifiable"))
+        return lambda: self._replace(statistics, solver, pending, meta.get("uncertifiable"))
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
         statistics = self.statistics.to(device)
@@ -770,7 +695,13 @@ class LSSVMHead(LinearHead):
         solution = {k: checkpoint.moved(v, device) for k, v in self._solver.state().items()}
         solver.restore(solution, checkpoint.moved(self.P, device))
         self._rows.flush()  # products that wait to be hashed would stay behind on the old device
-        self._replace_parts(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
+        self._replace(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
+
+    def _replace(self, statistics: Statistics, solver: Solver, pending: Pending, uncertifiable: str | None) -> None:
+        self._replace_parts(
+            statistics=statistics, _solver=solver, _rows=pending.held_rows, pending=pending, _uncertifiable=uncertifiable,
+            _view_cache=None,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling and copying, which never contains a raw sample."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError, StoreError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import strictly_inside
-from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.functional.modes import all_or_nothing
+from torchlssvm.functional.grid import FixedPoint, grid_to_json
+from torchlssvm.functional.modes import all_or_nothing, exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.linear import checkpoint
@@ -24,6 +24,7 @@ from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Influential, Measure, check_ranking, names_of, rank
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
 from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
@@ -201,6 +202,19 @@ class LinearHead(nn.Module):
         """The map from scores to probabilities, if it was made for the samples held now."""
         return self._choices.calibration
 
+    def config(self) -> dict[str, Any]:
+        """The options as primitives, with the rho in use; ``from_config`` makes an empty head like this one from them."""
+        stats, weight = self.statistics, self._options.class_weight
+        return {
+            "in_features": self.in_features,
+            "num_classes": self.num_classes,
+            "rho": self._options.rho,
+            "intercept": self._options.intercept,
+            "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+            "grid": grid_to_json(stats.requested.grid) or "auto" if stats.exact else None,
+            "per_class": stats.per_class,
+        } | self._row_options()
+
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
         """An empty head with the options of another one, as its ``config()`` returned them."""
@@ -261,11 +275,14 @@ class LinearHead(nn.Module):
         scores = checks.finite_scores(self(x))
         if self.targets == "multilabel":
             return self._choices.probabilities(scores, True) if calibrated else strictly_inside((1.0 + scores) / 2)
-        if self.num_classes < 2 or self.statistics.kind == "values":
-            raise ValueError("probabilities need labels: this head holds float targets")
+        self._require_labels()
         if not calibrated and self.rule == "lda":
             return scores.softmax(1)
         return self._choices.probabilities(scores, calibrated)
+
+    def _require_labels(self) -> None:
+        if self.targets != "multilabel" and (self.num_classes < 2 or self.statistics.kind == "values"):
+            raise ValueError("probabilities need labels: this head holds float targets")
 
     @exclusive
     def digest(self) -> str:
@@ -358,6 +375,32 @@ class LinearHead(nn.Module):
         change = self.influence(x, y, x_val, y_val, what, on, y_new=y_new, weight=weight, groups=groups)
         return rank(change, what, on, count, names)
 
+    @exclusive
+    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
+        """Fit probabilities on the leave-one-out scores of samples held, so that no held-out data is needed. Returns self.
+
+        Args:
+            x: (n, J), as added.
+            y: (n,), as added.
+            weight: (n,), as added.
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two, and for each label of
+                ``targets="multilabel"``, which takes no temperature) or ``"isotonic"``. A temperature
+                keeps the order of the scores. With the other methods, the most probable class may differ from the one that
+                ``predict`` returns, because ``predict`` always uses the scores.
+            groups: (n,), e.g. users. If given, the fit uses leave-group-out scores.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y).calibrate(x, y)
+        >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
+        True
+        """
+        self._require_labels()
+        scores = self.leave_one_out(x, y, weight, groups)
+        calibrate_on(self, scores, y, method, weight=weight, grouped=groups is not None)
+        return self
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -400,6 +443,22 @@ class LinearHead(nn.Module):
     def __isub__(self, other: Self) -> Self:
         """Remove everything the other head has learned."""
         return self._merge(other, -1)
+
+    @exactly
+    def _merge(self, other: Self, sign: int) -> Self:
+        if not (isinstance(other, type(self)) or isinstance(self, type(other))):
+            raise ValueError(f"can only merge with another {type(self).__name__}, got {type(other).__name__}")
+        if self.intercept != other.intercept or self.multiclass != other.multiclass:
+            raise ValueError(
+                f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
+                f"{other.intercept!r}, {other.multiclass!r} there"
+            )
+        first, second = sorted([self, other], key=id)  # lock in the same order in all threads, to avoid a deadlock
+        with first._lock, second._lock:
+            other._check_whole()
+            self._check_whole()
+            self._merge_samples(other, sign)
+        return self
 
     @exclusive
     def add_classes(self, k: int) -> Self:
@@ -453,10 +512,6 @@ class LinearHead(nn.Module):
         """Choose rho among values > 0, and apply it unless ``apply`` is False."""
         raise NotImplementedError
 
-    def _solve(self) -> tuple[Tensor, ...]:
-        """Bring the weights up to date, and return w, b and any other results of the solver."""
-        raise NotImplementedError
-
     def _solved_anew(self) -> tuple[Tensor, ...]:
         """w and b as computed by a solve from the beginning. The weights in use do not change."""
         raise NotImplementedError
@@ -475,19 +530,19 @@ class LinearHead(nn.Module):
         """Change the state by checked batches, all or none."""
         raise NotImplementedError
 
-    def _merge(self, other: Self, sign: int) -> Self:
+    def _merge_samples(self, other: Self, sign: int) -> None:
+        """Add (+1) or remove (-1) the samples of another head with the same options. The caller must hold both locks."""
         raise NotImplementedError
 
     def _solve_afresh(self) -> None:
         """Make the next read solve from the samples, without using the last solution."""
         raise NotImplementedError
 
+    def _drop_unfinished(self) -> None:
+        """Drop caches that an interruption left unfinished. The solver of a margin head does so by itself."""
+
     def _make_room(self, k: int) -> None:
         """Give the solver k more classes."""
-        raise NotImplementedError
-
-    def config(self) -> dict[str, Any]:
-        """The options as primitives; ``from_config`` makes an empty head like this one from them."""
         raise NotImplementedError
 
     def _sample_state(self) -> dict[str, Tensor]:
@@ -533,6 +588,15 @@ class LinearHead(nn.Module):
         """Restore a :meth:`_snapshot`; ValueError when it does not fit."""
         self._adopt(state)
 
+    def _replace_parts(self, **parts: Any) -> None:
+        """Replace attributes by parts that were built separately, including anything left by an interruption."""
+        with self._lock:
+            self._integrity = Integrity()
+            with self._integrity:
+                self.__dict__.update(parts)
+                self._options, self._published, self._solving = self._solver.options, None, False
+                self._state_version += 1
+
     # -- consistency ---------------------------------------------------------------------------------------------------
 
     def _check_whole(self) -> None:
@@ -566,6 +630,22 @@ class LinearHead(nn.Module):
             if not same_samples and self._choices.made:
                 self._choices.outdate()
             self._solving = False
+
+    def _solve(self, inverse: bool = False) -> tuple[Tensor, ...]:
+        """Bring w, b and, if asked for, P up to date, and return them."""
+        catch_up(self)
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._check_whole()
+            if self._solving:
+                self._drop_unfinished()
+            if self._choices.rho_is_open and not self.statistics.empty:
+                self._choose_rho()
+            self._published, self._solving = None, True
+            more = (self._solver.inverse(),) if inverse else ()
+            w, b = self._solver.weights()
+            self._solving = False
+            self._published = None if self.statistics.empty else (w, b)
+            return w, b, *more
 
     def _fitted_weights(self) -> tuple[Tensor, Tensor]:
         """w and b, up to date; NotFittedError without samples."""

@@ -24,11 +24,11 @@ from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
-from torchlssvm.linear.locking import catch_up, exclusive
+from torchlssvm.linear.locking import exclusive
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
-from torchlssvm.statistics.statistics import Evidence, Integrity
+from torchlssvm.statistics.statistics import Evidence
 
 __all__ = ["MarginHead"]
 
@@ -170,19 +170,6 @@ class MarginHead(LinearHead):
         slots = self.samples.find(self._check(x, y))
         return torch.stack([self._solver.active(k)[slots] for k in range(self.num_classes)], 1)
 
-    def config(self) -> dict[str, Any]:
-        """The options as primitives, with the rho in use; ``MarginHead.from_config`` makes an empty head from them."""
-        weight = self.class_weight
-        return {
-            "in_features": self.in_features,
-            "num_classes": self.num_classes,
-            "rho": self._options.rho,
-            "intercept": self.intercept,
-            "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
-            "grid": grid_to_json(self.statistics.requested.grid) or "auto",
-            "per_class": self.statistics.per_class,
-        } | self._row_options()
-
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -197,22 +184,13 @@ class MarginHead(LinearHead):
         mine = self.samples.labels == c
         return self._apply_changes([(self._held_batch(self, mine), -1)]) if bool(mine.any()) else self
 
-    def _merge(self, other: MarginHead, sign: int) -> Self:
-        if not isinstance(other, MarginHead):
-            raise ValueError(f"can only merge with another MarginHead, got {type(other).__name__}")
-        if self.intercept != other.intercept:
-            raise ValueError(f"cannot merge heads: intercept {self.intercept!r} here and {other.intercept!r} there")
-        heads: list[MarginHead] = [self, other]
-        first, second = sorted(heads, key=id)  # lock in the same order in all threads, to avoid a deadlock
-        with first._lock, second._lock, torch.inference_mode(False), torch.no_grad():
-            other._check_whole()
-            self._check_whole()
-            self.statistics.compatible(other.statistics)
-            if other.n == 0 or other.grid is None:
-                return self
-            if sign > 0 and self.statistics.empty:
-                self.statistics.decide("labels", other.grid)
-            return self._apply_changes([(self._held_batch(other), sign)])
+    def _merge_samples(self, other: MarginHead, sign: int) -> None:
+        self.statistics.compatible(other.statistics)
+        if other.n == 0 or other.grid is None:
+            return
+        if sign > 0 and self.statistics.empty:
+            self.statistics.decide("labels", other.grid)
+        self._apply_changes([(self._held_batch(other), sign)])
 
     def _held_batch(self, head: MarginHead, some: Any = slice(None)) -> SampleBatch:
         """The samples of a head as a checked batch of this one. some: (n,) bool, only these."""
@@ -229,15 +207,6 @@ class MarginHead(LinearHead):
 
         Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
         class keeps its current score. Arguments as for :meth:`torchlssvm.LSSVMHead.leave_one_out`.
-
-        >>> import torch
-        >>> from torchlssvm import MarginHead
-        >>> _ = torch.manual_seed(0)
-        >>> x, y = torch.randn(60, 3), torch.arange(60) % 2
-        >>> head = MarginHead(3, 2).add(x, y)
-        >>> scores = head.leave_one_out(x, y)
-        >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
-        True
         """
         return margin_changes.leave_one_out(self, x, y, weight, groups)
 
@@ -250,13 +219,6 @@ class MarginHead(LinearHead):
 
         Arguments as for :meth:`torchlssvm.LSSVMHead.influence`, with labels for targets. ``on="loss"`` is the mean squared
         hinge over points and classes.
-
-        >>> import torch
-        >>> from torchlssvm import MarginHead
-        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
-        >>> head = MarginHead(4, 2).add(x, y)
-        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
-        (torch.Size([50]), torch.Size([50, 10, 2]))
         """
         return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
 
@@ -308,12 +270,6 @@ class MarginHead(LinearHead):
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
-    @exclusive
-    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
-        """Fit probabilities on the leave-one-out scores of samples held. Arguments as for ``LSSVMHead.calibrate``."""
-        calibrate_on(self, self.leave_one_out(x, y, weight, groups), y, method)
-        return self
-
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
         if calibrated and self.calibration is None and self.n:
@@ -327,17 +283,6 @@ class MarginHead(LinearHead):
         return super().predict_proba(x, calibrated)
 
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
-
-    def _solve(self) -> tuple[Tensor, Tensor]:
-        """Bring w and b up to date, and return them."""
-        catch_up(self)
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._check_whole()
-            if self._choices.rho_is_open and not self.statistics.empty:
-                self._choose_rho()
-            w, b = self._solver.weights()
-            self._published = (w, b) if self.statistics.n else None
-            return w, b
 
     def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
@@ -407,7 +352,7 @@ class MarginHead(LinearHead):
             fresh, rows = self._loaded_samples(state)
         if state is None:
             self._forget_choices()
-        self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
+        self._replace_parts(statistics=fresh, samples=rows, _solver=ActiveSetSolver(rows, fresh, self._options))
         self._choices.outdate()
 
     def _loaded_samples(self, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
@@ -425,15 +370,6 @@ class MarginHead(LinearHead):
             stats.decide("labels", grid)
             stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, gridded=True), 1)])
         return stats, rows
-
-    def _replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
-        """Replace the state by parts that were built separately, including anything left by an interruption."""
-        with self._lock:
-            self._integrity = Integrity()
-            with self._integrity:
-                self.statistics, self.samples, self._solver, self._options = statistics, rows, solver, solver.options
-                self._published = None
-                self._state_version += 1
 
     def _solved_anew(self) -> tuple[Tensor, ...]:
         """w as a read after ``refresh()`` would return it. The weights in use do not change."""
@@ -469,10 +405,10 @@ class MarginHead(LinearHead):
         checkpoint.check_digest(statistics, meta["digest"])
         solver = ActiveSetSolver(rows, statistics, options)
         solver.restore(checkpoint.part(state, "solution."))
-        return lambda: self._replace_parts(statistics, rows, solver)
+        return lambda: self._replace_parts(statistics=statistics, samples=rows, _solver=solver)
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
         statistics, rows = self.statistics.to(device), self.samples.copy(device)
         solver = ActiveSetSolver(rows, statistics, options)
         solver.restore({k: checkpoint.moved(v, device) for k, v in self._solver.state().items()})
-        self._replace_parts(statistics, rows, solver)
+        self._replace_parts(statistics=statistics, samples=rows, _solver=solver)

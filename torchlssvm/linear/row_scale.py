@@ -1,4 +1,4 @@
-"""Units of the rows of a margin head: grid, rho, intercept and, with ``scale="std"``, the standardization."""
+"""Units of the rows of a head: grid, rho, intercept and, with ``scale="std"``, the standardization."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RowScale:
         return (w, b) if self.standard is None else self.standard.weights(w, b)
 
     def point(self, w: Tensor, b: Tensor) -> Tensor:
-        """w' (D,), the inverse of :meth:`weights` but for a free intercept. w: (J,); b: ()."""
+        """w' (D, ...), the inverse of :meth:`weights` but for a free intercept. w: (J, ...); b: (...)."""
         out = w * (self.step / self.factor)
         if self.intercept != "penalized":
             return out

@@ -7,7 +7,6 @@ can be rebuilt from the statistics.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import discriminant_weights, resolve_rule
+from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
@@ -70,24 +70,10 @@ def weighted_rows(
     return rows, y, d
 
 
-def scaled_rows(phi: Tensor, factor: float, options: SolverOptions) -> Tensor:
-    """[phi (, 1)] / sqrt(rho) for features in steps of ``factor``. phi: (B, J)."""
-    root = math.sqrt(options.rho)
-    rows = phi * (factor / root)
-    return torch.nn.functional.pad(rows, (0, 1), value=1.0 / root) if options.intercept == "penalized" else rows
-
-
-def real_weights(
-    solution: Solution, options: SolverOptions, J: int, standard: Standardization | None = None
-) -> tuple[Tensor, Tensor]:
+def real_weights(solution: Solution, options: SolverOptions, standard: Standardization | None) -> tuple[Tensor, Tensor]:
     """w (J, K) and b (K,) with scores x @ w + b. ``standard``: the solution is that of features standardised so."""
-    w, beta, mu = solution.w, solution.beta, solution.mu
-    root = math.sqrt(options.rho)
-    if options.intercept == "penalized":
-        real = w[:J] / root, w[J] / root
-    else:
-        real = w / root, beta - mu @ w if options.intercept == "free" else beta
-    return real if standard is None or solution.empty else standard.weights(*real)
+    scale = RowScale(1.0, options.rho, options.intercept, None if solution.empty else standard)
+    return scale.weights(solution.w, solution.beta, solution.mu)
 
 
 class SharedSolver:
@@ -144,9 +130,8 @@ class SharedSolver:
         grid = batch.choices.grid
         if rows is None:
             rows = batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
-        if self.standard is not None:
-            return scaled_rows(self.standard.rows(rows), 1.0, self.options)
-        return scaled_rows(rows, 1.0 if grid is None else grid.resolution, self.options)
+        step = 1.0 if grid is None else grid.resolution
+        return RowScale(step, self.options.rho, self.options.intercept, self.standard).rows(rows)
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization. The next read solves from statistics."""
@@ -186,7 +171,7 @@ class SharedSolver:
                     self.solution.take_in()
         except TooInaccurate:
             self.solve()
-        w, b = real_weights(self.solution, self.options, self.stats.in_features, self.standard)
+        w, b = real_weights(self.solution, self.options, self.standard)
         if self.stats.empty or resolve_rule(self.options.rule, self.stats) != "lda":
             return w, b
         weights = normal.class_weights(self.options.class_weight, self.stats.counts)
@@ -273,14 +258,14 @@ class PairwiseSolver:
         self.reset()
 
     def _solve(self, pair: tuple[int, int], standard: Standardization | None) -> None:
-        J, penalized = self.stats.in_features, self.options.intercept == "penalized"
-        scale = normal.Units.of(self.stats.choices, self.options.rho)
-        solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
+        D = self.stats.in_features + (self.options.intercept == "penalized")
+        units = normal.Units.of(self.stats.choices, self.options.rho)
+        solution = Solution(D, 1, self.options.intercept == "free", self.stats.device)
         if self.stats.kind is not None and bool(self.stats.counts[list(pair)].any()):
             weights = normal.class_weights(self.options.class_weight, self.stats.counts, pair)
-            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, standard=standard)
+            base = normal.solve(self.stats, units, self.options.intercept, weights, pair, standard=standard)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
-        w, b = real_weights(solution, self.options, J, standard)
+        w, b = real_weights(solution, self.options, standard)
         self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
 
     def weights(self) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,10 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.spectrum import squared_error
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
-from torchlssvm.linear.diagnostics.calibration import Calibration, fit
-from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
+from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.whitened_problems import (
-    HeadView,
     Problem,
     check_labels,
-    check_samples,
     other_features,
     system_rows,
 )
@@ -28,29 +25,23 @@ if TYPE_CHECKING:
     from torchlssvm.linear.linear_head import LinearHead
 
 
-def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> Calibration:
-    """Calibration on leave-one-out scores; see :meth:`torchlssvm.LSSVMHead.calibrate`."""
-    samples = check_samples(view, x, y, weight)
-    if not len(samples):
-        raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
-    if samples.y.ndim == 2 and view.statistics.targets != "multilabel":
-        raise ValueError("probabilities need labels: this head holds float targets")
-    made = fit(leave_one_out(view, x, y, weight, groups), samples.y, samples.weight, method)
-    return replace(made, grouped=groups is not None)
+def calibrate_on(
+    head: LinearHead, scores: Any, y: Any, method: str | None = None, *, weight: Any = None, grouped: bool = False
+) -> None:
+    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches.
 
-
-def calibrate_on(head: LinearHead, scores: Any, y: Any, method: str | None = None, *, grouped: bool = False) -> None:
-    """Calibrate a head as its ``calibrate`` does, on leave-one-out scores (n, K) that you computed in batches. y: as added.
-
-    ``grouped``: True if they are leave-group-out scores.
+    y, weight: as added. ``grouped``: True if they are leave-group-out scores.
     """
+    if not len(scores):
+        raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
     with head._lock:
         scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
         if head.targets == "multilabel":
             labels = checks.targets(y, scores, head.num_classes, head.targets)[0]
         else:
             labels = check_labels(head, y, len(scores), "y")
-        made = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
+        times = checks.weights(weight, scores)
+        made = fit(scores, labels, torch.ones_like(scores[:, 0]) if times is None else times, method)
         head._choices.record_calibration(replace(made, grouped=grouped))
 
 

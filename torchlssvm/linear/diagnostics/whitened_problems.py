@@ -18,7 +18,8 @@ from torchlssvm.functional.whitened import Whitened, inverse_lower, joint_change
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import resolve_rule
 from torchlssvm.linear.normal_equations import class_weights
-from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, scaled_rows
+from torchlssvm.linear.row_scale import RowScale
+from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import BatchRules, GridChoices, check_batch
@@ -244,9 +245,9 @@ def held_rows(view: HeadView, x: Tensor) -> Tensor:
 
 def system_rows(view: HeadView, q: Tensor, unit: float) -> Tensor:
     """Rows (B, D) in the coordinates of the solution. q: (B, J) float64, features in units of ``unit``."""
-    if view.standard is None:
-        return scaled_rows(q, unit, view.options)
-    return scaled_rows(view.standard.rows(q * (unit / view.standard.resolution)), 1.0, view.options)
+    if view.standard is not None:
+        q = q * (unit / view.standard.resolution)
+    return RowScale(unit, view.options.rho, view.intercept, view.standard).rows(q)
 
 
 def gridded(view: HeadView, x: Tensor) -> Tensor:
