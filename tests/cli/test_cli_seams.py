@@ -354,7 +354,7 @@ def test_without_tqdm_or_with_json_there_is_no_bar(
     json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not json:
-        monkeypatch.setattr("torchlssvm.cli.console.find_spec", lambda _: None)
+        monkeypatch.setattr("torchlssvm.progress_bar.find_spec", lambda _: None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress(argparse.Namespace(json=json), "adding", 1000) as advance:
         advance(500)

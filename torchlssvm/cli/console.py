@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
+from torchlssvm.progress_bar import progress_bar
 from torchlssvm.wording import printable
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
@@ -93,20 +92,9 @@ def table(rows: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def progress(options: argparse.Namespace, doing: str, total: int | None = None) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar on stderr if it is a terminal, tqdm is installed, and --json is not given.
-
-    Yields a function that counts finished samples. ``total``: their number, if known.
-    """
-    shown = not options.json and sys.stderr is not None and sys.stderr.isatty() and find_spec("tqdm") is not None
-    if not shown:
+    """Show a progress bar unless --json is given. Yields a function that counts samples. ``total``: their number, if known."""
+    if options.json:
         yield lambda _: None
         return
-    from tqdm import tqdm
-
-    layout = "{desc} ... {elapsed}"
-    if total is not None:
-        layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}, {remaining} left"
-    width, height = shutil.get_terminal_size()  # tqdm shows nothing if the terminal does not report its size
-    size = {"ncols": width - 1, "nrows": height}
-    with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, bar_format=layout, **size) as bar:
-        yield bar.update
+    with progress_bar(doing, total) as count:
+        yield count

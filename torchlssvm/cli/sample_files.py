@@ -34,7 +34,7 @@ NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not f
 
 
 @dataclass(frozen=True)
-class Samples:
+class FileSamples:
     """The samples of a file or a folder. Their features are read batch by batch."""
 
     path: Path
@@ -66,7 +66,7 @@ def read_samples(
     subjects: str | None = None,
     text: str | None = None,
     by_position: bool = False,
-) -> Samples:
+) -> FileSamples:
     """Read a file of features, or of texts. The features of a .npy file stay on the disk until a batch is read.
 
     Args:
@@ -114,7 +114,7 @@ def read_samples(
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
     width = 0 if text is not None else x.shape[1]
-    return Samples(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
+    return FileSamples(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
 
 
 def as_texts(values: Values) -> list[str]:

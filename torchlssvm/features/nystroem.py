@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.module_state import device_after
 from torchlssvm.kernels import Kernel, as_kernel
 
 
@@ -79,7 +80,7 @@ class Nystroem(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device. The state stays float64, even after ``.half()``."""
         del recurse
-        device = fn(torch.empty(0, device=self.landmarks.device)).device
+        device = device_after(fn, self.landmarks.device)
         self.kernel.to(device)
         self.landmarks, self.root = self.landmarks.to(device), self.root.to(device)
         return self

@@ -14,6 +14,7 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
+from torchlssvm.functional.module_state import device_after, load_saved, split_saved
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import SOLVE_BYTES, KernelInverse
 from torchlssvm.kernel_machines.sample_slots import SMALLEST_CAPACITY, SampleSlots
@@ -225,7 +226,7 @@ class KernelMachine(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device with the module. The state stays float64, even after ``.half()``."""
         del recurse
-        device = fn(torch.empty(0, device=self._device)).device
+        device = device_after(fn, self._device)
         if device != self._device:
             self.kernel.to(device)
             self._solver.to(device)
@@ -286,16 +287,9 @@ class KernelMachine(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in SAVED_TENSORS if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in SAVED_TENSORS}
+        mine, others = split_saved(state_dict, prefix, SAVED_TENSORS)
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        missing = [prefix + k for k in SAVED_TENSORS if k not in mine]
-        missing_keys += missing
-        if not missing:
-            try:
-                self._load(mine)
-            except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-                error_msgs.append(f"{type(self).__name__}: {error}")
+        load_saved(self, mine, prefix, SAVED_TENSORS, missing_keys, error_msgs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the module without its solver, and the state as tensors, so that pickles do not depend on solver classes."""

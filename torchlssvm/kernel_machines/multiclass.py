@@ -19,6 +19,7 @@ from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
+from torchlssvm.functional.module_state import device_after, load_saved, split_saved
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernels import Linear
@@ -326,7 +327,7 @@ class MultiClass(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device with the module; no dtype changes."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(torch.empty(0, device=self._device)).device
+        device = device_after(fn, self._device)
         if device != self._device:
             held, x = self._held, self._x()
             self._device = device
@@ -377,31 +378,25 @@ class MultiClass(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in MULTICLASS_TENSORS if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in MULTICLASS_TENSORS}
+        mine, others = split_saved(state_dict, prefix, MULTICLASS_TENSORS)
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        missing = [prefix + k for k in MULTICLASS_TENSORS if k not in mine]
-        missing_keys += missing
-        if missing:
-            return
-        try:
-            options = json.loads(tensor_to_bytes(mine["options"]).decode())
-            if options["format"] != FORMAT:
-                raise ValueError(f"the state has the format {options['format']}, this version reads {FORMAT}")
-            if options["form"] != type(self).__name__ or options["num_classes"] != self.num_classes:
-                raise ValueError(f"the state is that of {options['form']} with {options['num_classes']} classes")
-            ids, labels, weights = (mine[name].tolist() for name in ("ids", "y", "weights"))
-            if len(mine["x"]) != len(ids) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
-                raise ValueError(
-                    f"{len(mine['x'])} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit"
-                )
-            held = {i: Held(-1, label, weight) for i, label, weight in zip(ids, labels, weights, strict=True)}
-            own_ids = [
-                {i: name for i, name in zip(ids, row, strict=True) if name >= 0} for row in mine["names"].tolist()
-            ]
-            self._restore(held, mine["x"], own_ids, int(options["next_id"]))
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-            error_msgs.append(f"{type(self).__name__}: {error}")
+        load_saved(self, mine, prefix, MULTICLASS_TENSORS, missing_keys, error_msgs)
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        """Restore a saved state; ValueError if it does not fit."""
+        options = json.loads(tensor_to_bytes(state["options"]).decode())
+        if options["format"] != FORMAT:
+            raise ValueError(f"the state has the format {options['format']}, this version reads {FORMAT}")
+        if options["form"] != type(self).__name__ or options["num_classes"] != self.num_classes:
+            raise ValueError(f"the state is that of {options['form']} with {options['num_classes']} classes")
+        ids, labels, weights = (state[name].tolist() for name in ("ids", "y", "weights"))
+        if len(state["x"]) != len(ids) or tuple(state["names"].shape) != (len(self.tasks), len(ids)):
+            raise ValueError(
+                f"{len(state['x'])} rows, {len(ids)} ids and names {tuple(state['names'].shape)} do not fit"
+            )
+        held = {i: Held(-1, label, weight) for i, label, weight in zip(ids, labels, weights, strict=True)}
+        own_ids = [{i: name for i, name in zip(ids, row, strict=True) if name >= 0} for row in state["names"].tolist()]
+        self._restore(held, state["x"], own_ids, int(options["next_id"]))
 
     def __getstate__(self) -> dict[str, Any]:
         """The module with a copy of the samples instead of the store, which has caches and free places."""

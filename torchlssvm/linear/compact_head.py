@@ -16,6 +16,7 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.modes import atomically
+from torchlssvm.functional.module_state import device_after
 from torchlssvm.linear.checkpoint import FORMAT
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.row_scale import RowScale
@@ -287,7 +288,7 @@ class CompactLSSVMHead(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
-        device = fn(torch.empty(0, device=self.device)).device
+        device = device_after(fn, self.device)
         super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
         return self
 

@@ -195,12 +195,6 @@ class LSSVMHead(LinearHead):
         self._choices.made.pop("rule", None)
         self._set_rule(value)
 
-    def _set_rule(self, value: str) -> None:
-        """Use another rule. Sums and factor stay as they are."""
-        with self._changing(same_samples=True):
-            self._options.rule = value
-            self._choices.outdate_calibration()
-
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]
         """Why removals are not checked against the rows held; None while they are.
@@ -415,37 +409,9 @@ class LSSVMHead(LinearHead):
             self._choices.record("rho", method, len(path.rhos))
         return path
 
-    @exclusive
-    def influence(
-        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
-        y_new: Any = None, weight: Any = None, groups: Any = None,
-    ) -> Tensor:  # fmt: skip
-        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
-
-        With ``on="loss"``, a positive value means that the loss would rise, so a sample with a positive value for removal is
-        helpful. The work is done in tiles; only ``on="scores"`` forms a matrix of samples by points. With ``scale="std"`` the
-        scale stays that of all samples held.
-
-        Args:
-            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
-            y: (B,) or (B, K), their labels or targets.
-            x_val: (V, J), where to look.
-            y_val: (V,) labels or (V, K) targets, for "loss" and "accuracy".
-            what: ``"remove"``, ``"add"`` or ``"relabel"``.
-            on: ``"loss"`` (mean squared error) or ``"accuracy"``, returns (B,); ``"scores"``, returns (B, V, K); or a function
-                from scores (b, V, K) to one number for each change (b,).
-            y_new: (B,), for ``"relabel"``.
-            weight: (B,), as added.
-            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
-                which they first appear.
-
-        >>> import torch
-        >>> from torchlssvm import LSSVMHead
-        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
-        >>> head = LSSVMHead(4, 2).add(x, y)
-        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
-        (torch.Size([50]), torch.Size([50, 10, 2]))
-        """
+    def _influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
+    ) -> Tensor:
         change = influence(self._view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
         if what != "add":
             self._require_held(x, y, weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from torchlssvm.progress_bar import progress_bar
 from torchlssvm.wording import listed
 
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
@@ -210,13 +211,9 @@ def is_texts(x: Any) -> bool:
     return isinstance(x, list | tuple) and bool(x) and all(isinstance(text, str) for text in x)
 
 
-def with_progress_bar(batches: Any, what: str) -> Any:
-    """Batches with a progress bar on standard error, if tqdm is installed, in a terminal or a notebook."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    if not terminal and "ipykernel" not in sys.modules:
-        return batches
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return batches
-    return tqdm(batches, desc=what, unit=" batches", leave=False)
+def with_progress_bar(batches: Any, what: str) -> Iterator[Any]:
+    """Batches, counted by a progress bar."""
+    with progress_bar(what, operator.length_hint(batches) or None) as count:
+        for batch in batches:
+            yield batch
+            count(1)

@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import strictly_inside
 from torchlssvm.functional.grid import FixedPoint, grid_to_json
 from torchlssvm.functional.modes import all_or_nothing, exactly
+from torchlssvm.functional.module_state import device_after
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.linear import checkpoint
@@ -324,6 +325,12 @@ class LinearHead(nn.Module):
             self._choose_rho()
         return self
 
+    def _set_rule(self, value: str) -> None:
+        """Use another rule. Only a least-squares head has rules. Sums and factor stay as they are."""
+        with self._changing(same_samples=True):
+            self._options.rule = value
+            self._choices.outdate_calibration()
+
     def _forget_choices(self) -> None:
         """Reset a rho and a rule that were chosen for samples that have all been removed. The next samples decide again."""
         if self._choices.rho_rule is not None:
@@ -347,6 +354,39 @@ class LinearHead(nn.Module):
                 choices.outdate_calibration()
         state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
         choices.record("rho", self._rho_method, self._rho_candidates, rule=True, state=state)
+
+    @exclusive
+    def influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
+        y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
+
+        With ``on="loss"``, a positive value means that the loss would rise, so a sample with a positive value for removal is
+        helpful. The work is done in tiles; only ``on="scores"`` forms a matrix of samples by points. With ``scale="std"`` the
+        scale stays that of all samples held.
+
+        Args:
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
+            y: (B,) or (B, K), their labels or targets.
+            x_val: (V, J), where to look.
+            y_val: (V,) labels or (V, K) targets, for "loss" and "accuracy".
+            what: ``"remove"``, ``"add"`` or ``"relabel"``.
+            on: ``"loss"`` (mean squared error, or squared hinge of a margin head) or ``"accuracy"``, returns (B,);
+                ``"scores"``, returns (B, V, K); or a function from scores (b, V, K) to one number for each change (b,).
+            y_new: (B,), for ``"relabel"``.
+            weight: (B,), as added.
+            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
+                which they first appear.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y)
+        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
+        (torch.Size([50]), torch.Size([50, 10, 2]))
+        """
+        return self._influence(x, y, x_val, y_val, what, on, y_new, weight, groups)
 
     @exclusive
     def most_influential(
@@ -446,7 +486,8 @@ class LinearHead(nn.Module):
 
     @exactly
     def _merge(self, other: Self, sign: int) -> Self:
-        if not (isinstance(other, type(self)) or isinstance(self, type(other))):
+        alike = isinstance(other, type(self)) or isinstance(self, type(other))
+        if not (isinstance(other, LinearHead) and alike):
             raise ValueError(f"can only merge with another {type(self).__name__}, got {type(other).__name__}")
         if self.intercept != other.intercept or self.multiclass != other.multiclass:
             raise ValueError(
@@ -489,10 +530,6 @@ class LinearHead(nn.Module):
         """A number > 0; None if rho is to be chosen from the samples."""
         raise NotImplementedError
 
-    def _set_rule(self, value: str) -> None:
-        """Use another rule. Only a least-squares head has rules."""
-        raise NotImplementedError
-
     def _best_rho(self) -> float | None:
         """The rho that the rule finds; None if there are too few samples."""
         raise NotImplementedError
@@ -501,11 +538,8 @@ class LinearHead(nn.Module):
         """Scores (B, K) of samples held, each by the head that never saw it."""
         raise NotImplementedError
 
-    def influence(
-        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
-        y_new: Any = None, weight: Any = None, groups: Any = None,
-    ) -> Tensor:  # fmt: skip
-        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled."""
+    def _influence(self, *arguments: Any, **more: Any) -> Tensor:
+        """As :meth:`influence`, with all arguments."""
         raise NotImplementedError
 
     def select_rho(self, rhos: Any = None, *, apply: bool = True) -> RhoPath:
@@ -660,7 +694,7 @@ class LinearHead(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
         del recurse
-        device = fn(torch.empty(0, device=self.device)).device
+        device = device_after(fn, self.device)
         if device == self.device:
             return self
         if device.type == "meta":

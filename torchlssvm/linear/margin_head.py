@@ -18,7 +18,6 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, rho_rule
-from torchlssvm.linear.diagnostics.influence import Measure
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, decided
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.grid_rows import GridRows
@@ -210,17 +209,8 @@ class MarginHead(LinearHead):
         """
         return margin_changes.leave_one_out(self, x, y, weight, groups)
 
-    @exclusive
-    def influence(
-        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
-        y_new: Any = None, weight: Any = None, groups: Any = None,
-    ) -> Tensor:  # fmt: skip
-        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
-
-        Arguments as for :meth:`torchlssvm.LSSVMHead.influence`, with labels for targets. ``on="loss"`` is the mean squared
-        hinge over points and classes.
-        """
-        return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+    def _influence(self, *arguments: Any) -> Tensor:
+        return margin_changes.influence(self, *arguments)
 
     @exclusive
     def select_rho(

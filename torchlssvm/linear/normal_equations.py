@@ -54,7 +54,7 @@ class SolvedSystem(NamedTuple):
     mu: Tensor
     n: float
     factor: Factor
-    scale: Tensor | float
+    units: Tensor | float
     share: float  # least share of a column's square that the columns before it do not explain; 0 if eigenvalues were raised
 
 
@@ -216,11 +216,11 @@ def head_problem(
 
 
 def solve(
-    stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
+    stats: Statistics, units: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     work: Tensor | None = None, standard: Standardization | None = None,
 ) -> SolvedSystem:  # fmt: skip
     """Solve from statistics; arguments as for :func:`head_problem` and :func:`solve_problem`."""
-    problem = head_problem(stats, scale, intercept, weights, labels, standard)
+    problem = head_problem(stats, units, intercept, weights, labels, standard)
     solved = solve_problem(problem, work)
     error = torch.finfo(torch.float64).eps / solved.share if solved.share else math.inf
     if error > 1e-9:  # of scores, relative
@@ -230,7 +230,7 @@ def solve(
             else "wrong: the system is singular to working precision"
         )
         warnings.warn(
-            f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be {off}. Use a "
+            f"rho = {units.rho:.1e} is small for these features (fewer samples than features?): scores may be {off}. Use a "
             "larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
             NumericalWarning,
             stacklevel=2,
@@ -239,22 +239,22 @@ def solve(
 
 
 def moments(
-    stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
+    stats: Statistics, units: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     standard: Standardization | None = None,
 ) -> Moments:  # fmt: skip
     """The normal equations themselves, in real units; arguments as for :func:`solve`, but rho plays no part."""
-    problem = head_problem(stats, scale, intercept, weights, labels, standard)
+    problem = head_problem(stats, units, intercept, weights, labels, standard)
     J, D = problem.J, problem.size
     work = torch.empty(D, D, dtype=torch.float64, device=stats.device)
     centre = problem.write_matrix(work, 0.0, 0.0)
     rhs, y = problem.right_hand_side(centre)
-    units = torch.full((D,), problem.feature, dtype=torch.float64, device=work.device)
-    units[J:] = 1.0
-    work.mul_(units).mul_(units[:, None])
+    steps = torch.full((D,), problem.feature, dtype=torch.float64, device=work.device)
+    steps[J:] = 1.0
+    work.mul_(steps).mul_(steps[:, None])
     G = work.tril() + work.tril(-1).mT
     mu, beta, weight = problem.means(centre, y)
-    T = _squares(stats, problem.targets(None)[1], weights, labels, intercept == "free") * scale.target**2
-    return Moments(G, (rhs * units).mT * scale.target, T, mu, beta * scale.target, weight)
+    T = _squares(stats, problem.targets(None)[1], weights, labels, intercept == "free") * units.target**2
+    return Moments(G, (rhs * steps).mT * units.target, T, mu, beta * units.target, weight)
 
 
 def _squares(

@@ -34,12 +34,12 @@ class Solution:
         self.set_base(w, beta, mu, 0.0)
 
     def set_base(
-        self, w: Tensor, beta: Tensor, mu: Tensor, n: float, factor: Factor | None = None, scale: Tensor | float = 1.0,
+        self, w: Tensor, beta: Tensor, mu: Tensor, n: float, factor: Factor | None = None, units: Tensor | float = 1.0,
         P: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """A solved state. ``factor`` is of a matrix A' with A'^-1 = scale^-1 P scale^-1; n is 0 for the empty state."""
+        """A solved state. ``factor`` is of a matrix A' with A'^-1 = units^-1 P units^-1; n is 0 for the empty state."""
         self.w, self.beta, self.mu, self.n = w, beta, mu, n
-        self._factor, self._scale, self._P = factor, scale, P
+        self._factor, self._units, self._P = factor, units, P
         self._Z: Tensor | None = None
         self._plus = self._minus = 0  # rows of Z from both ends: samples added, samples removed
         self.columns = 0  # changes since P was last computed from scratch
@@ -83,8 +83,8 @@ class Solution:
 
     @property
     def factored(self) -> tuple[Factor, Tensor | float] | None:
-        """Factor of the whole system and its scale, as in :meth:`set_base`; None once changes were taken in, or without one."""
-        return None if self._factor is None or self.deferred or self.pending else (self._factor, self._scale)
+        """Factor of the whole system and its units, as in :meth:`set_base`; None once changes were taken in, or without one."""
+        return None if self._factor is None or self.deferred or self.pending else (self._factor, self._units)
 
     def forget_inverse(self) -> None:
         """Keep only the weights, so that the next change needs a solve."""
@@ -116,7 +116,7 @@ class Solution:
         if self._P is not None:
             U = V @ self._P
         elif self._factor is not None:
-            U = self._factor.solve(V, self._scale)
+            U = self._factor.solve(V, self._units)
         for Z, sign in self._terms():
             U = torch.addmm(U, V @ Z.mT, Z, alpha=-sign)
         return U
@@ -145,7 +145,7 @@ class Solution:
     def inverse(self) -> Tensor:
         """P (D, D) of the samples taken in, with the deferred terms added; the working array, not a copy."""
         if self._P is None and self._factor is not None:
-            P, s = self._factor.inverse(), self._scale
+            P, s = self._factor.inverse(), self._units
             self._P = P.mul_(s * s) if isinstance(s, float) else P.mul_(s).mul_(s[:, None])
             self._factor = None
         elif self._P is None:
@@ -160,8 +160,8 @@ class Solution:
         if self.factored is None:
             F = from_inverse(self.inverse())
         else:
-            factor, scale = self.factored
-            F = inverse_lower(factor.L[: self.D, : self.D]).mul_(scale)
+            factor, units = self.factored
+            F = inverse_lower(factor.L[: self.D, : self.D]).mul_(units)
         return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0)
 
     def train(self, V: Tensor, y: Tensor, d: Tensor) -> None:

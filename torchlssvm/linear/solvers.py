@@ -158,7 +158,7 @@ class SharedSolver:
         with threads_for(self.solution.D**3 / 3):
             base = normal.solve(self.stats, units, self.options.intercept, weights, work=self._work, standard=standard)
         self.standard, self._work = standard, base.factor.L
-        self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
+        self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.units)
         self.stale = False
 
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -264,7 +264,7 @@ class PairwiseSolver:
         if self.stats.kind is not None and bool(self.stats.counts[list(pair)].any()):
             weights = normal.class_weights(self.options.class_weight, self.stats.counts, pair)
             base = normal.solve(self.stats, units, self.options.intercept, weights, pair, standard=standard)
-            solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
+            solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.units)
         w, b = real_weights(solution, self.options, standard)
         self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
 

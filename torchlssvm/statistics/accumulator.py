@@ -83,7 +83,7 @@ class SignedRows:
         )  # fmt: skip
 
     @property
-    def scale(self) -> Tensor | float:
+    def factor(self) -> Tensor | float:
         """The multiplicities times the sign."""
         return float(self.sign) if self.mult is None else self.mult * self.sign
 
@@ -157,7 +157,7 @@ class Accumulator:
             if change.observer is not None:
                 change.observer(slice(None), q)
             change.write_side(buffer[start:stop, self.J :], slice(None))
-            self._scale[start:stop] = change.scale
+            self._factors[start:stop] = change.factor
             if change.codes is not None:
                 self._codes[start:stop] = change.codes
             self._length = stop
@@ -193,8 +193,8 @@ class Accumulator:
         if change.observer is not None:
             change.observer(slice(None), sparse_rows.with_values(change.x, q))
         index, columns = change.x.indices()
-        scale = change.scale
-        scaled = q * (scale[index] if isinstance(scale, Tensor) else scale)
+        factor = change.factor
+        scaled = q * (factor[index] if isinstance(factor, Tensor) else factor)
         codes = (
             None if change.codes is None else torch.from_numpy(change.codes).to(self.device, non_blocking=True)[index]
         )
@@ -273,7 +273,7 @@ class Accumulator:
     def _room(self) -> Tensor:
         if self._buffer is None:
             self._buffer = torch.empty(self.chunk, self.J + self.R, dtype=torch.float64, device=self.device)
-            self._scale = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
+            self._factors = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
             self._codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
         return self._buffer
 
@@ -302,11 +302,11 @@ class Accumulator:
         if not length:
             return
         bound, self._tail_bound = self._tail_bound, 0.0
-        rows, scale = self._room()[:length], self._scale[:length]
+        rows, factors = self._room()[:length], self._factors[:length]
         with threads_for(2.0 * length * self.J**2):
             for group, index, _ in self._by_group(self._codes[:length]):
                 pick = slice(None) if index is None else index
-                self._accumulate(group, rows[pick], scale[pick], 1.0, bound)
+                self._accumulate(group, rows[pick], factors[pick], 1.0, bound)
         rows.zero_()  # a row removed later must not stay in memory
 
     def _canonical(self, group: int) -> Tensor:

@@ -16,11 +16,12 @@ from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
+from torchlssvm.functional.module_state import device_after, split_saved
 from torchlssvm.kernels import Custom, Kernel, as_kernel
 from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
 from torchlssvm.svm.checkpoint import Content
-from torchlssvm.svm.path import Event
+from torchlssvm.svm.path import PathEvent
 from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
 from torchlssvm.svm.solver import PathSolver
@@ -39,7 +40,7 @@ METHODS = ("auto", "path", "joint", "pivot")
 class Step(NamedTuple):
     """An entry of ``trajectory``: the machine after one event."""
 
-    event: Event
+    event: PathEvent
     ids: Tensor  # (n,)
     alpha: Tensor  # (n,)
     g: Tensor  # (n,)
@@ -124,7 +125,7 @@ class IncrementalSVM(nn.Module):
             takes the values (B, n) with the samples in the machine.
         C: the bound of the coefficients, a number or one per class (2,). The bound of a sample is C times its ``weight`` in
             ``add``.
-        callback: called with an ``Event`` after each event.
+        callback: called with a ``PathEvent`` after each event.
         record: keep alpha, g and b of every event in ``trajectory``.
         reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
             a sample has been forgotten. With None, no sample is forgotten.
@@ -152,7 +153,7 @@ class IncrementalSVM(nn.Module):
         kernel: Any,
         C: Any = 1.0,
         *,
-        callback: Callable[[Event], None] | None = None,
+        callback: Callable[[PathEvent], None] | None = None,
         record: bool = False,
         reserve_limit: float | None = None,
         cache_bytes: int = 2**26,
@@ -542,7 +543,7 @@ class IncrementalSVM(nn.Module):
         solver, s, jump = self._solver, self._solver.samples, MIN_C_JUMP
         one = [int((s.y * label > 0).argmax()) for label in (-1, 1)]  # a sample of each class, if there is any
 
-        def note(event: Event) -> None:
+        def note(event: PathEvent) -> None:
             if event.to != "end":
                 at = now + event.p * (target - now)
                 for k, label in enumerate((-1, 1)):
@@ -597,7 +598,7 @@ class IncrementalSVM(nn.Module):
         self._solver.polish()
         return self
 
-    def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
+    def on_event(self, callback: Callable[[PathEvent], None] | None) -> IncrementalSVM:
         """Call this function after each event from now on. None stops the calls."""
         self._callback = callback
         self._install_callback()
@@ -861,7 +862,7 @@ class IncrementalSVM(nn.Module):
     def _install_callback(self) -> None:
         """Let the path call a function that records and reports events, if that is asked for."""
 
-        def watch(event: Event) -> None:
+        def watch(event: PathEvent) -> None:
             if self.record:
                 self.trajectory.append(Step(event, self.ids, self.alpha, self.g, self.b))
             if self._callback is not None:
@@ -890,7 +891,7 @@ class IncrementalSVM(nn.Module):
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         known = checkpoint.SAVED_NAMES
-        own = {name: state_dict[prefix + name] for name in known if prefix + name in state_dict}
+        own, others = split_saved(state_dict, prefix, known)
         options = [prefix + "kernel._extra_state"] if strict and self.kernel is not None else []
         if not own:
             missing.extend(prefix + name for name in checkpoint.SAVED_NAMES)
@@ -904,7 +905,6 @@ class IncrementalSVM(nn.Module):
                 kernel.load_state_dict(saved, strict=False)
             self._load(own, kernel, self.device)
             self.trajectory = []
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in known}
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -918,7 +918,7 @@ class IncrementalSVM(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> IncrementalSVM:
         """Devices move, the precision stays."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
+        device = device_after(fn, self.device)
         if device != self.device:
             self._load(None, self.kernel, device)
         return self

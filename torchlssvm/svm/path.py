@@ -29,7 +29,7 @@ MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
 
 
 @dataclass
-class Event:
+class PathEvent:
     """One step of a walk: at ``p``, sample ``id`` went to ``to``: "margin", "error", "reserve"; "end" when p = 1."""
 
     p: float
@@ -53,7 +53,7 @@ class Path:
 
     def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
         self.samples, self.rows, self.margin = samples, rows, margin
-        self.callback: Callable[[Event], None] | None = None
+        self.callback: Callable[[PathEvent], None] | None = None
         self.events = 0
         # Sum of (c sqrt(K_jj))^2 over all c Q_j: that were added to rest and are not counted in samples.rounding yet. The
         # rounding errors of rest_i are about EPS sqrt(K_ii) times the root of this sum.
@@ -126,18 +126,18 @@ class Path:
                 return False
             self.events += 1
             if self.callback is not None:
-                self._report(Event(walk.p, int(s.ids[i]), to, walk.p - last))
+                self._report(PathEvent(walk.p, int(s.ids[i]), to, walk.p - last))
                 last = walk.p
             if walk.p >= 1.0:
                 break
         else:
             return False
         if self.callback is not None:
-            self._report(Event(1.0, None, "end", 1.0 - last))
+            self._report(PathEvent(1.0, None, "end", 1.0 - last))
         self.events += 1
         return True
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: PathEvent) -> None:
         assert self.callback is not None
         self.margin.write_alpha()
         self.margin.compute_g()

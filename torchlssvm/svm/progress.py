@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torchlssvm.progress_bar import progress_bar
+
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
     """Return a function that takes the completed share, between 0 and 1, or None if no progress is shown.
 
-    wanted: a function of the caller; True for a tqdm bar; None for a bar if tqdm is installed, stderr is a terminal and the
-    fit takes some seconds; False for no progress.
+    wanted: a function of the caller; True for a bar; None for a bar on a terminal if the fit takes some seconds; False for no
+    progress.
     """
     if wanted is False:
         yield None
@@ -26,20 +28,12 @@ def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Calla
 
         yield pass_on
         return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        if wanted:
-            raise ImportError(
-                "progress=True needs tqdm: pip install tqdm, or give a function of the share done"
-            ) from None
-        yield None
-        return
-    # A fit that is over by then shows no bar.
-    options = {"delay": 2.0, "disable": None} if wanted is None else {}
-    with tqdm(total=100, desc="fit", unit="%", leave=False, **options) as bar:
+    with progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0) as count:
+        percent = 0
 
         def report(share: float) -> None:
-            bar.update(max(0, int(100 * share) - bar.n))
+            nonlocal percent
+            count(max(0, int(100 * share) - percent))
+            percent = max(percent, int(100 * share))
 
         yield report

@@ -19,7 +19,7 @@ from torchlssvm.kernels.gram_rows import GramRows, index_of
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.path import Event, Path
+from torchlssvm.svm.path import Path, PathEvent
 from torchlssvm.svm.pivoting import pivot
 from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX, approximate_optimum, balanced
@@ -492,7 +492,7 @@ class PathSolver:
                 s.u[:] = u
                 self._solve(balanced(s.alpha * factor, u, s.y), *sets)
 
-    def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
+    def follow_bounds(self, u: Array, callback: Callable[[PathEvent], None]) -> bool:  # (capacity,)
         """Change the upper bounds along the path and report its events. Returns False, and changes nothing, if that fails."""
         path, before, followed = self.path, self.snapshot(), False
         old, path.callback = path.callback, callback

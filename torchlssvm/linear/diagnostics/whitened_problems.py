@@ -313,7 +313,7 @@ class Problem:
         """The system of the samples held for these class weights, from a solve."""
         view = self.view
         base = normal.solve(view.statistics, view.units, view.intercept, weights, self.pair, standard=view.standard)
-        F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.scale)
+        F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.units)
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
 
     def whitened(self, weights: Tensor | None) -> Whitened:
