@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError, RemovalError
+from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import atomically, exactly
@@ -181,7 +181,7 @@ class MultiClass(nn.Module):
     @atomically
     def remove(self, ids: Any) -> Self:
         """Unlearn samples by id."""
-        found = self._find(ids)
+        found = input_checks.known_ids(ids, self._held)
         self._connect()
         self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
@@ -192,7 +192,7 @@ class MultiClass(nn.Module):
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples new labels. A sample moves to the machines that learn its new label."""
-        found = self._find(ids)
+        found = input_checks.known_ids(ids, self._held)
         if found:
             labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
             self._connect()
@@ -212,18 +212,6 @@ class MultiClass(nn.Module):
         self._free: list[int] = []  # places
         self._support = None
         self._own_ids, self._next_id = [{} for _ in self.tasks], next_id
-
-    def _find(self, ids: Any) -> list[int]:
-        """Return ids as a list. Raises RemovalError if an id is unknown or given twice."""
-        found = checks.id_list(ids)
-        unknown = [i for i in found if i not in self._held]
-        if unknown:
-            raise RemovalError(
-                f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
-            )
-        if len(set(found)) < len(found):
-            raise RemovalError("an id is given twice. Nothing was changed.")
-        return found
 
     def _put(self, rows: Tensor) -> Any:  # (B, J) -> (B,) int64
         """Store rows; returns their places."""
