@@ -189,7 +189,8 @@ def test_machines_that_share_samples_on_a_device(form, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.4 * torch.randn(50, generator=generator) > 0).long() + (x[:, 1] > 0.3).long()
-    scores = []
+    scores, sizes, follow = [], [], device_paths.follow
+    monkeypatch.setattr(device_paths, "follow", lambda m, rates: (sizes.append(len(m.y)), follow(m, rates))[1])
     for on_device in (True, False):
         monkeypatch.setattr(device_paths, "used_for", lambda rows, on_device=on_device: on_device)
         machine = form(IncrementalSVM(RBF(sigma=1.0), C=20.0), 3)
@@ -200,4 +201,9 @@ def test_machines_that_share_samples_on_a_device(form, monkeypatch):
             machine.remove([i])
         machine.relabel(machine.ids[:3], (y[10:13] + 1) % 3)
         scores.append(machine(x))
+        assert all(one._solver.path.ahead is None for one in machine.machines)
     torch.testing.assert_close(*scores, rtol=0, atol=1e-9)
+    assert sum(size > 1 for size in sizes) >= 20  # each change moves the machines together
+    assert (
+        sum(size == 1 for size in sizes) < 20
+    )  # and few paths are followed alone: when the first samples arrive, and relabelling

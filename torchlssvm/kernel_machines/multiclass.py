@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -170,7 +171,8 @@ class MultiClass(nn.Module):
         try:
             if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
-            self._change_machines(new)
+            with self._moving_together(new):
+                self._change_machines(new)
         except BaseException:
             self._erase(places)
             raise
@@ -183,7 +185,8 @@ class MultiClass(nn.Module):
         """Unlearn samples by id."""
         found = input_checks.known_ids(ids, self._held)
         self._connect()
-        self._change_machines(dict.fromkeys(found))
+        with self._moving_together(dict.fromkeys(found)):
+            self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
         if mostly_free(self._gram.capacity, self.n):
             self._store_again()
@@ -255,6 +258,23 @@ class MultiClass(nn.Module):
         for machine, own_ids, shared in zip(self.machines, self._own_ids, sharing, strict=True):
             if shared:
                 machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
+
+    def _moving_together(self, samples: dict[int, Held] | dict[int, None]) -> contextlib.AbstractContextManager[None]:
+        """Machines that share samples learn these, or unlearn those given as None, along paths that are followed together."""
+        machine: Any = self.machines[0]
+        if not self._shared or not machine.walks_on_device():
+            return contextlib.nullcontext()
+        changes = []
+        for task, one, own_ids in zip(self.tasks, self.machines, self._own_ids, strict=True):
+            seen = {s: self._label(task, s.label) for s in samples.values() if s is not None}
+            joining = {s: label for s, label in seen.items() if label is not None}
+            leaving = [own_ids[i] for i in samples if i in own_ids]
+            if one.shares(self._gram) and (joining or leaving):  # type: ignore[operator]
+                places = np.array([s.place for s in joining], dtype=np.int64)
+                weights = np.array([s.weight for s in joining])
+                changes.append((one, places, np.array(list(joining.values()), dtype=float), weights, leaving))
+        together: contextlib.AbstractContextManager[None] = machine.moving_together(changes)
+        return together
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
         """Let every machine learn these samples, or unlearn samples given as None. If one machine raises, none changes."""
