@@ -102,9 +102,7 @@ def fill_system(
 ) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g + ridge I into work[:J, :J], and return the mean if it is centred there.
 
-    With a free intercept, the matrix is centred. A penalized intercept is a constant feature in row J, with rho on its
-    diagonal.
-
+    With a free intercept, the matrix is centred. A penalized intercept is a constant feature in row J, whose ridge is rho.
     work: (n, n) float64; ridge: in grid units; about: a mean c + r to centre on instead of the mean of the groups. With
     s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
     """
