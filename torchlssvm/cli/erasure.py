@@ -38,7 +38,7 @@ OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[list[str], list[str]]:
-    """Return the subjects and ids that are named, or that the store has of a request."""
+    """Return the subjects and ids on the command line, or those of a request that the store still has."""
     from torchlssvm.store.erasure.erasure import held_of_request
 
     if options.subject is not None or options.id is not None:
@@ -116,7 +116,7 @@ def preview(options: argparse.Namespace) -> int:
     changes="the samples were removed",
 )
 def remove(options: argparse.Namespace) -> int:
-    """Remove, write the receipt, compact, certify. After a crash, the same command completes the missing steps."""
+    """Remove samples, write the receipt, compact and certify. After a crash, the same command completes the missing steps."""
     from torchlssvm.events import new_event_id
 
     if options.key is not None and options.certificate is None:

@@ -42,7 +42,7 @@ def SIGNING_KEY(parser: argparse.ArgumentParser, required: bool = False) -> None
 
 
 def signing_key(options: argparse.Namespace) -> Any:
-    """Load the private key of ``--key``, or return None. Asks for the passphrase if the key needs one and no file has it."""
+    """Load the private key of ``--key``, or return None. Asks for the passphrase if it is needed and not given in a file."""
     from torchlssvm import audit
 
     if options.key is None:
@@ -75,7 +75,7 @@ def ask(prompt: str) -> str:
 
 
 def trusted_keys(options: argparse.Namespace) -> Any:
-    """Load the keys of ``--public-key``, by the names of their holders; None without any."""
+    """Load the keys of ``--public-key`` by the names of their holders, or return None without the option."""
     from torchlssvm import audit
 
     if not options.public_key:
