@@ -47,7 +47,7 @@ HUB_FILES = CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
 """Names of the files, as the hub expects them."""
 
 HUB_FORMAT = "torchlssvm-hub-1"
-"""The format of the configuration. It changes when older versions can no longer read new folders."""
+"""The format of the configuration. It changes whenever the content of a folder changes incompatibly."""
 
 MAX_CONFIG_BYTES = 2**24
 """Largest size of a configuration in bytes. The names of 100,000 classes need less."""

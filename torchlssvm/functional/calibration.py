@@ -9,9 +9,9 @@ Let s be the scores of a sample, s_k the score of class k, y the label, and d_i 
 Fitting a map minimizes a convex function of the (score, label) pairs, from a fixed starting point to convergence. The fitted
 map therefore depends on the pairs alone: after a removal, a new fit equals a fit on only the remaining samples.
 
-Platt's sigmoid is fitted to the targets of Platt (1999), (n_+ + 1) / (n_+ + 2) for samples of the class and 1 / (n_- + 2) for
-the n_- others. The targets lie slightly inside 0 and 1, so that the parameters stay finite even if the scores separate the
-classes perfectly. With several classes, the probabilities are normalized to a sum of one.
+Platt's sigmoid is fitted to the targets of Platt (1999), (n_+ + 1) / (n_+ + 2) for the n_+ samples of the class and
+1 / (n_- + 2) for the n_- others. The targets lie slightly inside 0 and 1, so that the parameters stay finite even if the scores
+separate the classes perfectly. With several classes, the probabilities are normalized to a sum of one.
 
 A temperature preserves the order of the scores, so the most probable class is always the predicted class. The other two maps
 treat each class separately and can change the order of two classes with similar scores.
