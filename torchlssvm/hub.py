@@ -140,7 +140,7 @@ def save_pretrained(
 
 
 def check_names(names: Any, K: int) -> list[str]:
-    """ValueError unless there is a name, a string, for each of K classes."""
+    """Raise ValueError unless there is a string as the name of each of the K classes."""
     listed = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if len(listed) != K or not all(isinstance(name, str) for name in listed):
         raise ValueError(f"class_names must be a list of {K} names, each a string; got {names!r}")
@@ -202,7 +202,7 @@ CONFIG_SCHEMA: dict[str, Any] = {
 
 
 def read_config(place: Path, name: Any) -> dict[str, Any]:
-    """Read the configuration; ValueError for another file."""
+    """Read the configuration. Raises ValueError if the file is not a configuration."""
     try:
         config = loads(read_regular(place / CONFIG_FILE, MAX_CONFIG_BYTES))
         schema.check(config, CONFIG_SCHEMA)

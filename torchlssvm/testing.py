@@ -77,7 +77,7 @@ class Loaded:
         self.labels[index] = labels
 
     def state(self) -> Any:
-        """The digest, where there is one, and the scores of all samples."""
+        """Return the digest, if there is one, and the scores of all samples."""
         digest = self.machine.digest() if has_digest(self.machine) else None
         return digest, (self.machine(self.case.x).clone() if self.held else None)
 
@@ -256,7 +256,7 @@ def check_dtype_stays(case: Case) -> None:
 
 
 def check_inference_mode(case: Case) -> None:
-    """Changes made in inference mode can be continued outside it."""
+    """Check that changes made in inference mode can be continued outside it."""
     order = _every(case, 8)
     machine = case.fresh()
     with torch.inference_mode():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters that do not appear in file names; each run of them becomes a dash."""
+"""Characters that are not used in file names. Each run of them becomes a dash."""
 
 
 def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[list[str], list[str]]:
@@ -236,7 +236,7 @@ def receipt_path(options: argparse.Namespace, name: str) -> Path:
 
 
 def receipt_text(path: Path) -> str:
-    """Say where the receipt is and what to do with it."""
+    """Describe where the receipt is and what to do with it."""
     return (
         f"receipt: {path} (it names the erased: keep it away from the store, and destroy it when nobody can question the "
         "answer)"

@@ -68,7 +68,7 @@ def passphrase_from(path: Path) -> bytes:
 
 
 def ask(prompt: str) -> str:
-    """Ask for a passphrase on the terminal; ValueError without a terminal."""
+    """Ask for a passphrase on the terminal. Raises ValueError without a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ValueError("the key needs a passphrase, and there is no terminal to ask for it: give --passphrase-file")
     return getpass.getpass(prompt, stream=sys.stderr)

@@ -123,7 +123,7 @@ def as_texts(values: Values) -> list[str]:
 
 
 def as_subjects(values: Values | None) -> list[str | None] | None:
-    """Convert the values of a column to subjects; an empty value is None."""
+    """Convert the values of a column to subjects. An empty value becomes None."""
     return None if values is None else [name or None for name in as_texts(values)]
 
 

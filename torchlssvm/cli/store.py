@@ -343,7 +343,7 @@ def backup(options: argparse.Namespace) -> int:
     changes="the store was made",
 )
 def restore(options: argparse.Namespace) -> int:
-    """Make a store from a backup, without those who were erased."""
+    """Make a store from a backup, without the samples that were erased since."""
     from torchlssvm.store import SampleStore
 
     target, again = SampleStore.from_backup(

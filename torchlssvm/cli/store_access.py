@@ -29,7 +29,7 @@ def holds_store(folder: Path) -> bool:
 
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
-    """Open the store of a command; warnings become one line on stderr."""
+    """Open the store of a command. Warnings are printed as one line on stderr."""
     from torchlssvm.errors import StoreError, SuppressedWarning
     from torchlssvm.store import SampleStore
 

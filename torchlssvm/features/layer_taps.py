@@ -337,7 +337,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def guess_input(model: nn.Module) -> Any:
-    """Return a small batch that the network accepts; ValueError if its input cannot be guessed."""
+    """Return a small batch that the network accepts. Raises ValueError if its input cannot be guessed."""
     device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
     config = getattr(model, "config", None)
     if hasattr(config, "vocab_size"):

@@ -70,8 +70,8 @@ def approximation(
 ) -> Approximation:  # fmt: skip
     """Compute the sensitivity of a removal from the system after the removal. The module's docstring defines the symbols.
 
-    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the rows removed; y: (L, K), their targets;
-    weights: (L,); mean: (J,) and total: the mean and weight n' of the samples left; None unless the intercept is free.
+    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the removed rows; y: (L, K), their targets;
+    weights: (L,); mean: (J,) and total: the mean and weight n' of the remaining samples, or None unless the intercept is free.
     """
     J = w.shape[0]
     residuals = y - (x @ w + b)  # (L, K)

@@ -100,7 +100,7 @@ def first_text(value: Any) -> str | None:
 
 
 def id_list(ids: Any) -> list[int]:
-    """Return sample ids (a tensor, array, list or number) as a list. Raises ValueError unless they are integers, not a mask."""
+    """Return sample ids (a tensor, array, list or number) as a list. Raises ValueError unless they are integers (no mask)."""
     if isinstance(ids, np.integer) or (isinstance(ids, int) and not isinstance(ids, bool)):
         return [int(ids)]
     if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
@@ -143,7 +143,7 @@ def sparse_features(given: Any, device: torch.device) -> Tensor | None:
 
 
 def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
-    """x as a float (B, J) tensor. Sparse rows, torch's or scipy's, stay sparse (coalesced) if ``sparse``, else become dense."""
+    """Return x as a float (B, J) tensor. Sparse rows (torch's or scipy's) stay sparse if ``sparse``, else become dense."""
     x = sparse_features(given, device)
     if x is None:
         x = as_tensor(given, "x", device)
@@ -220,7 +220,7 @@ def raise_not_binary(y: Tensor) -> None:
 
 
 def thresholds(given: Any, K: int, device: torch.device) -> Tensor:
-    """Thresholds of labels (K,): one number for all labels, or one for each; float64. None is 0 for all."""
+    """Return the thresholds of K labels as float64 (K,), from one number for all, one for each, or None for 0."""
     if given is None:
         return torch.zeros(K, dtype=torch.float64, device=device)
     values = as_tensor(given, "thresholds", device).to(torch.float64)
@@ -242,7 +242,7 @@ def weights(given: Any, x: Tensor) -> Tensor | None:
 
 
 def row_largest(x: Tensor) -> Tensor:
-    """The largest magnitude of each row (B,), NaN where the row holds one."""
+    """Return the largest magnitude of each row (B,), or NaN if the row contains NaN."""
     if x.is_sparse:
         return sparse_rows.row_largest(x)
     if x.shape[1] == 0:

@@ -61,7 +61,7 @@ class DeferredInterrupt:
         return True
 
     def let_go(self) -> None:
-        """End what :meth:`defer` began."""
+        """End the deferral that :meth:`defer` began, and handle a Ctrl-C that has arrived."""
         handler, self._handler = self._handler, None
         signal.signal(signal.SIGINT, handler)
         if self.arrived:

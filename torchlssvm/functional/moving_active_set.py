@@ -1,8 +1,8 @@
 r"""The change of a squared-hinge solution when a sample is removed, by small systems on a moving active set.
 
 The solution of one class is ridge regression on its active set, the samples with a margin m below 1. Let A be the matrix of
-that regression, f its scores, and u the whitened rows of :mod:`torchlssvm.functional.whitened`, whose products are g(z, i) =
-u_z . u_i. If the samples i in a set I change their weights by delta_i, and Delta = diag(delta), the scores become
+that regression, f its scores, and u the whitened rows of :mod:`torchlssvm.functional.whitened`. Their dot products are
+g(z, i) = u_z . u_i. If the samples i in a set I change their weights by delta_i, and Delta = diag(delta), the scores become
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
@@ -103,7 +103,7 @@ def removal_steps(near: NearSamples, gone: Removals) -> RemovalSteps:
 
 
 def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Step (D,) and size of one removal that moves the active set; None if it does not converge. side: (c,) products."""
+    """Return the step (D,) and size of one removal, or None if the active set does not converge. side: (c,) products."""
     weight = near.weight
     if gone.place >= 0:
         weight = weight.clone()

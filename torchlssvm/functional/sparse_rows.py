@@ -43,7 +43,7 @@ def dense_parts(rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def row_largest(rows: Tensor) -> Tensor:
-    """Return the largest magnitude of each row (B,), NaN where the row holds one."""
+    """Return the largest magnitude of each row (B,), or NaN if the row contains NaN."""
     largest = torch.zeros(rows.shape[0], dtype=rows.dtype, device=rows.device)
     return largest.scatter_reduce_(0, rows.indices()[0], rows.values().abs(), "amax")
 

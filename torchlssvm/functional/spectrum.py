@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 SCORED_ROWS = 256
-"""Rows whose scores for all values are held at a time: small enough to stay in the cache."""
+"""Number of rows whose scores for all values of rho are in memory at a time, small enough to fit into the cache."""
 
 
 class Spectrum(NamedTuple):

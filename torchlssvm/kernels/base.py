@@ -52,7 +52,7 @@ class Kernel(nn.Module):
         return (*options, *((p.data_ptr(), p._version) for p in tensors))
 
     def equals(self, other: Kernel) -> bool:
-        """Tell whether this kernel and another give equal values: they have the same parts, options and parameters."""
+        """Tell whether another kernel has the same parts, options and parameters, and therefore the same values."""
 
         def parts(kernel: Kernel) -> list[Any]:
             return [

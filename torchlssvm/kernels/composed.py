@@ -147,7 +147,7 @@ class Deep(Kernel):
 
 
 def as_kernel(kernel: Kernel | Gram) -> Kernel:
-    """A kernel as it is, any other callable as :class:`Custom`."""
+    """Return a kernel unchanged, and wrap any other callable in :class:`Custom`."""
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, type) or not callable(kernel):

@@ -290,7 +290,7 @@ class LSSVMModule(LightningModule):
             self._synchronize()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate a batch; does nothing while the head holds no samples."""
+        """Evaluate a batch. Does nothing if the head has no samples."""
         loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
         part = self._real(batch, ranks.loader_at(loaders, dataloader_idx), batch_idx)
         if self.learner.empty or not len(part.y):
@@ -399,7 +399,7 @@ class LSSVMModule(LightningModule):
         checkpoint["torchlssvm"] = {"learner": self.learner.state_dict(), "run": self._run}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore what was seen; the head is loaded with the module."""
+        """Restore the record of the samples that were seen. The head itself is loaded with the module."""
         saved = checkpoint.get("torchlssvm")
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
@@ -407,7 +407,7 @@ class LSSVMModule(LightningModule):
 
 
 def unanswered_text(waiting: list[str], store: str | None) -> str:
-    """Describe the events that were not answered, where they stay, and how to drop them."""
+    """Describe the events whose samples did not arrive, where they are stored, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
     text = (

@@ -12,7 +12,7 @@ from torchlssvm.report.rendering import render, when
 from torchlssvm.wording import counted, listed
 
 SHOWN_ERASURES = 6
-"""Erasures that are listed one by one, so that the page stays one."""
+"""The largest number of erasures that are listed one by one, so that everything fits on one page."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def over_time(found: Findings, values: Any) -> tuple[list[float], list[float]]:
 
 
 def draw_accuracy(axes: Any, found: Findings) -> None:
-    """Leave-one-out accuracy in the order of adding."""
+    """Draw the leave-one-out accuracy in the order in which samples were added."""
     axes.plot(
         *over_time(found, (found.labels.proposed == found.labels.labels).double()), "o-", color=BLUE, markersize=4
     )
@@ -87,7 +87,7 @@ def draw_leverage(axes: Any, found: Findings) -> None:
 
 
 def draw_size(axes: Any, found: Findings) -> None:
-    """Samples held after each event, with the erasures."""
+    """Draw the number of samples after each event, and mark the erasures."""
     steps = [0]
     for entry in found.history:
         steps.append(steps[-1] + {"add": entry.samples, "remove": -entry.samples}.get(entry.kind, 0))

@@ -46,7 +46,7 @@ class CertificateFile:
 
 @dataclass(frozen=True, repr=False)
 class Findings:
-    """The contents of a report; n samples, K classes."""
+    """The contents of a report on n samples and K classes."""
 
     stats: dict[str, Any]
     head: dict[str, Any]

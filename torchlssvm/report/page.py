@@ -22,7 +22,7 @@ SHOWN_EVENTS = 25
 """The number of most recent events in the list. The chart shows all events."""
 
 SHOWN_VALUES = 6
-"""Feature values listed for a sample: those that stand out most."""
+"""The number of feature values that are listed for a sample, the most unusual ones."""
 
 
 def page(

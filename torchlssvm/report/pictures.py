@@ -17,7 +17,7 @@ THUMBNAIL_PIXELS = 112
 """Length of the longer side on the page in pixels. The picture has twice as many pixels, for high-resolution screens."""
 
 Source = Callable[[str], "str | None"]
-"""From a sample's id to a data URI, or None where there is no picture."""
+"""A function from a sample's id to a data URI, or to None if there is no picture."""
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 

@@ -47,7 +47,7 @@ class Classifier(ClassifierMixin):
             raise ValueError("the data holds only one class: at least two classes are needed")
 
     def _check_class_weight(self, weight: Any) -> Any:
-        """Convert a dict of class weights to an array (K,). Raises ValueError for an unknown label. Other values pass."""
+        """Convert a dict of class weights to an array (K,). Raises ValueError for an unknown label. Others do not change."""
         if not isinstance(weight, dict):
             return weight
         known = self.classes_.tolist()

@@ -171,7 +171,7 @@ class DualHead:
         return rows
 
     def _keys_of(self, x: Any, y: Array) -> list[bytes]:
-        """Hashes of rows that are given, in the form in which rows are held."""
+        """Return the hashes of rows, which are in the form in which rows are stored."""
         if isinstance(self.rows, np.ndarray):
             x = x if isinstance(x, np.ndarray) else x.toarray()
         elif isinstance(x, np.ndarray):
@@ -179,7 +179,7 @@ class DualHead:
         return row_keys(self._stored(x, self.grid), y)
 
     def _places(self) -> dict[bytes, list[int]]:
-        """The places of the rows held, by their hashes."""
+        """Return the positions of the stored rows, by their hashes."""
         places: dict[bytes, list[int]] = {}
         for i, key in enumerate(row_keys(self.rows, self.y)):
             places.setdefault(key, []).append(i)
@@ -209,7 +209,7 @@ class DualHead:
         return torch.from_numpy(np.bincount(self.y.astype(np.int64), self.weights, self.num_classes))
 
     def system(self, d: Tensor) -> dual_ridge.DualSystem:
-        """The system of the samples held with the weights d (n,)."""
+        """Return the system of the current samples with the weights d (n,)."""
         free, root = self.intercept == "free", d.sqrt()
         product = np.zeros((len(d), len(d)), order="F")
         for _, part, _ in self._parts(d):
@@ -381,7 +381,7 @@ class DualHead:
 
 
 def as_array(values: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """Convert a tensor to an array, and return anything else unchanged."""
     return values.numpy() if isinstance(values, Tensor) else values
 
 

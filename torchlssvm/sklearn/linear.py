@@ -47,7 +47,7 @@ LIFTED_FEATURES = 2000
 
 
 def is_masked(classes: int, features: int) -> bool:
-    """True where least squares, one class against the rest, loses accuracy."""
+    """True if least squares of one class against the rest is likely to lose accuracy."""
     return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
 
 
@@ -58,7 +58,7 @@ class LinearEstimator(BaseEstimator):
     _sparse: str | bool = False
     """The sparse formats that are accepted, in scikit-learn's terms."""
     _targets_kind: str = "classes"
-    """What the head predicts: its option ``targets``."""
+    """The option ``targets`` of the head."""
     _sums_fractions: bool = True
     """True if grid="auto" means float64 sums when the first sample weights are fractions."""
 
@@ -167,11 +167,11 @@ class LinearEstimator(BaseEstimator):
         return None if weight is None else self._here(weight)
 
     def _rows(self, X: Any) -> Any:
-        """Rows as the head takes them: a sparse matrix as it is."""
+        """Return rows in the form that the head accepts. A sparse matrix does not change."""
         return self._here(X) if isinstance(X, np.ndarray) else X
 
     def _all_rows(self, X: Any) -> Any:
-        """Rows as leave-one-out takes them: dense, except for a DualHead."""
+        """Return rows in the form that leave-one-out accepts: dense, except for a DualHead."""
         return self._rows(X if isinstance(self.head_, DualHead) else dense_rows(X))
 
     def _check_weight(self, sample_weight: Any, X: Any) -> Array | None:
@@ -590,7 +590,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
 
 def as_csr(X: Any) -> Any:
-    """A sparse tensor as scipy has it, in CSR form; anything else as it is."""
+    """Convert a sparse tensor to a CSR matrix of scipy, and return anything else unchanged."""
     rows = checks.sparse_features(X, X.device) if isinstance(X, Tensor) else None
     if rows is None:
         return X
