@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-# The attributes in which models keep their last layer, or the model that they wrap; a number may follow (``fc2``).
+# The usual names of the last layer, or of a wrapped model, in a model. A number may follow (``fc2``).
 _LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
 # Packages whose layers without parameters may follow the last layer of a Sequential, because they change scores, not features.
 _DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")

@@ -17,8 +17,8 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 
     changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    # 2**22: numbers (32 MiB) in the rows of a change above which a solve is made, beyond J = 5,000. Theorem 1 needs six such
-    # arrays
+    # 2**22: if the changed rows have more numbers than this (32 MiB), a solve is made, because Theorem 1 needs six such arrays.
+    # This limit matters beyond J = 5,000.
     many = changed > (J // 8 if inverse else J // 6) or changed * J > 2**22
     # 48: below this many features a factorization is cheaper than the bookkeeping of an update
     # 8 J: columns of updates after which an inverse is computed from scratch, to limit rounding errors

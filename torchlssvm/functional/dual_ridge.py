@@ -156,7 +156,7 @@ def reduce_to_band(K: Tensor, Y: Tensor, width: int = 64) -> Band:
     width: the number of rows and columns of a block. 64 is enough for fast products, and small enough for fast elimination.
     """
     n, diagonal, below, reflections = len(K), [], [], []
-    # 512: columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below
+    # 512: the columns that one product computes, in the square on the diagonal and below it
     edges = [*range(0, n, 512), n]
     for c, e in pairwise(edges):
         K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)

@@ -136,7 +136,7 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
     """
     right = rows if scaled is None else scaled
     R, kept = rows.shape[1] - J, strip_views(total, J)
-    # 2**21: numbers (16 MiB) of one product that is added to sums which are kept once
+    # 2**21: the largest number of entries (16 MiB) that one product computes before they are added to the sums
     some = max(1, 2**21 // (J * (kept[0][1] - kept[0][0])))  # strips in a product
     for start in range(0, len(kept), some):
         part = kept[start : start + some]

@@ -100,7 +100,7 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    # 1e-12: singular values of the matrix of values below this share of the largest are left out
+    # 1e-12: singular values below this share of the largest are dropped
     keep = int((sigma > 1e-12 * sigma[:1]).sum())
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
@@ -135,7 +135,7 @@ class ProjectedResiduals(NamedTuple):
 
 def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
     """Prepare the computation of residuals for many values of rho. rhos: (r,)."""
-    # The squares of V_ij over all samples i sum to s_j: far below every rho, they are negligible (a constant feature).
+    # The squares of V_ij over all samples i sum to s_j. If s_j is far below every rho (a constant feature), drop column j.
     s, null = spectrum.s, int((spectrum.s[:-1] <= 1e-14 * rhos.amin()).sum())
     values = cauchy(s[null:], rhos)
     narrow = (spectrum.R[null:, :, None] * values.left[:, None, :]).reshape(len(s) - null, -1)

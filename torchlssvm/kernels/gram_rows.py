@@ -278,7 +278,7 @@ class GramRows:
         n, J = self.x.shape
         self._shifted, self._squares, self._far = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
         at = np.flatnonzero(self.held)
-        # Samples far from all others do not count in a median.
+        # The median, unlike the mean, does not move towards samples far from all others.
         self._centre = np.median(self.x.numpy()[at], 0) if centre is None else centre
         self._shift(at)
 
@@ -316,7 +316,7 @@ class GramRows:
             for k in np.flatnonzero(self._far[i]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
             far = np.flatnonzero(far)
-            # Differences to far samples computed at a time: 2 MiB, which fit the processor's cache.
+            # Differences to far samples are computed 2 MiB at a time, which fit the processor's cache.
             step = max(1, 2**18 // max(1, len(far) * x.shape[1]))
             for k in range(0, len(at) if len(far) else 0, step):
                 K[k : k + step, far] = np.exp(-gamma * ((x[k : k + step, None] - z[far]) ** 2).sum(2))
@@ -328,8 +328,8 @@ class GramRows:
             return None
         if self._centre is None:
             self._make_rbf()
-        # gamma |x - centre|^2 up to which single precision gives RBF values to three digits: 2^12 times 2^-24 is
-        # about 2e-4.
+        # Up to gamma |x - centre|^2 = 2^12, single precision gives RBF values to three digits (2^12 times 2^-24 is
+        # about 2e-4).
         if float(self._squares[at].max(initial=0.0)) > 2.0**12:
             return None
         p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))
