@@ -353,7 +353,7 @@ def hymenoptera(o: argparse.Namespace, splits: int = 3) -> None:
         others.append(percent(model.predict(designs[what_here][0][order[n:]]), y[order[n:]]))
         print(f"  split: {what_here}: {others[-1]:.1f} %", flush=True)
     mean, error = float(np.mean(others)), float(np.std(others))
-    print(f"ants and bees, chosen anew on {splits} random splits: {mean:.1f} %, deviation {error:.1f}", flush=True)
+    print(f"ants and bees, chosen again on {splits} random splits: {mean:.1f} %, deviation {error:.1f}", flush=True)
     rows = [{"what": what, "columns": designs[what][0].shape[1], "accuracy": found, "splits": others}]
     save_results(o, "hymenoptera", rows)
 

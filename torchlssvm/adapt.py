@@ -1,8 +1,8 @@
-"""Train the network itself on samples that never have to be erased, and keep a list of them for certificates.
+"""Train the network itself on samples that never have to be erased, and record these samples.
 
-A head can forget a sample, but a network that was trained on the sample cannot. Therefore :func:`adapt` is meant for samples
-that are public, or whose owners have agreed. It returns a list of these samples. A store that has the list refuses to certify
-their erasure.
+A head can forget a sample, but a network that was trained on the sample cannot. :func:`adapt` is therefore meant for samples
+that are public, or whose owners have agreed. It returns the ids of these samples. Record them in the store of the head, so that
+the store refuses to certify their erasure.
 
 >>> import tempfile
 >>> from torch import nn
@@ -45,8 +45,8 @@ class Adaptation:
     def record(self, store: SampleStore) -> None:
         """Record the samples in a store whose features come from the network. Samples recorded before are kept.
 
-        The names stay in the store as long as its network is in use, even after an erasure, because they are the reason why no
-        certificate can be issued. A network that is adapted again without these samples needs a new store.
+        The names stay in the store as long as its network is in use, even after an erasure. They show why the store cannot
+        certify the erasure. If you adapt a network again without these samples, create a new store for it.
         """
 
         def merged(known: Any) -> dict[str, list[str]]:
@@ -70,10 +70,10 @@ def adapt(
         model: a classifier with as many outputs as there are classes. It is trained in place.
         loader: batches (x, y, ids) or (x, y, ids, subjects), or dicts with these fields. The loader is read once per epoch, so
             it cannot be a generator.
-        public: the samples are public and belong to nobody, so ids are not needed.
-        epochs: passes over the data.
+        public: True if the samples are public and belong to nobody. Ids are then not needed.
+        epochs: the number of passes over the data.
         rate: the largest learning rate.
-        weight_decay: weight decay of AdamW.
+        weight_decay: the weight decay of AdamW.
         augment: a function that randomly augments a batch of inputs.
     """
     if epochs < 1 or iter(loader) is loader:

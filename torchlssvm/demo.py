@@ -1,7 +1,7 @@
 """``torchlssvm demo``: learn, find wrong labels, correct them, erase a user, verify the erasure.
 
-The data ships with scikit-learn: 1,797 digits of 8x8 pixels. The samples are kept in a store in a temporary folder. The
-reported times include writing to the disk and updating the weights.
+The demo uses the 1,797 digits of 8x8 pixels that ship with scikit-learn. A store in a temporary folder contains the samples.
+The reported times include writing to the disk and updating the weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load(random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def new_head() -> LSSVMHead:
-    """Return an empty head. Its grid is fixed, so it does not depend on any sample."""
+    """Return an empty head with a fixed grid, which does not depend on any sample."""
     return LSSVMHead(FEATURES, 10, grid=FixedPoint(limit=64.0))
 
 
@@ -217,7 +217,7 @@ def draw(story: dict[str, Any], path: Path) -> None:
 
 
 def run(out: Path, seed: int) -> tuple[dict[str, Any], str]:
-    """Run the demo and write the picture. Returns the facts, of which "passed" says whether every check holds, and a table."""
+    """Run the demo and write the picture. Returns the facts and a table. facts["passed"] is True if every check holds."""
     import matplotlib.figure  # noqa: F401  # first: without it there is no picture
 
     out.mkdir(parents=True, exist_ok=True)

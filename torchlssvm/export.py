@@ -1,9 +1,10 @@
-"""Export for serving: a head as plain weights, and files that run without this library.
+"""Export for serving: plain modules without statistics, and files that run without this library.
 
-``freeze`` drops the statistics. A linear head, or a kernel machine with the linear kernel, becomes an ``nn.Linear`` that
-contains only the weights. If the head has ``normalize``, the module normalizes rows first. With any other kernel, the frozen
-machine contains its support rows, which are training samples. It contains no ids, no labels and no rows with coefficient zero.
-Freeze again after an erasure, because the old file still contains the erased row.
+``freeze`` returns a head without its statistics. A linear head, or a kernel machine with the linear kernel, becomes an
+``nn.Linear`` that contains only the weights. If the head has ``normalize``, the module normalizes rows first.
+
+With any other kernel, the frozen machine contains its support rows, which are training samples. It contains no ids, no labels
+and no rows with coefficient zero. Freeze it again after an erasure, because the old file still contains the erased row.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -74,10 +75,9 @@ class NormalizedLinear(nn.Linear):
 
 
 class PairVotes(nn.Module):
-    """One-vs-one scores from a module with one output per pair: votes, with ties broken by margins.
+    """Computes one-vs-one scores (votes, with ties broken by margins) from a module with one output per pair of classes.
 
-    The result equals :func:`torchlssvm.functional.votes.votes`, but is computed with matrix products.
-
+    The result equals that of :func:`torchlssvm.functional.votes.votes`, but is computed with matrix products. The matrix
     G (pairs, K) is +1 for the first class of a pair and -1 for the second.
     """
 
@@ -99,9 +99,9 @@ class PairVotes(nn.Module):
 
 
 class KernelScores(nn.Module):
-    """k(x, X) alpha + b with the support rows X (n, J), alpha (n, K) and b (K,).
+    """Computes k(x, X) alpha + b for the support rows X (n, J), alpha (n, K) and b (K,).
 
-    ``augmented`` means that the kernel is applied to [x, -1], and X already has this form.
+    If ``augmented``, the kernel is applied to [x, -1]. The rows of X already have this form.
     """
 
     def __init__(self, kernel: Any, rows: Tensor, alpha: Tensor, b: Tensor, augmented: bool = False):
@@ -132,11 +132,11 @@ class FlatFeatures(nn.Module):
 
 @exactly
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
+    """Return a head as a module without statistics, in eval mode: an ``nn.Linear``, or a kernel with support rows.
 
-    ``head`` is a linear head (least-squares, margin or compact), any kernel machine, ``OneVsRest`` or ``OneVsOne`` of one, or a
-    classifier that ``attach`` made (with a copy of its network). The result shares nothing with the head, so later changes of
-    the head do not affect it.
+    ``head`` is a linear head (least-squares, margin or compact), any kernel machine, a ``OneVsRest`` or ``OneVsOne`` of kernel
+    machines, or a classifier that ``attach`` returned, whose network is copied. The result shares no memory with the head, so
+    later changes of the head do not affect it.
     """
     if isinstance(head, AttachedClassifier):
         backbone = copy.deepcopy(head.backbone)
@@ -169,7 +169,7 @@ def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype, normalize: str | N
 
 
 def _scores(head: Any, dtype: torch.dtype) -> nn.Module:
-    """k(x, X) alpha + b of a kernel machine, or of all machines of several classes, each row once and none without weight."""
+    """Return the scores of a kernel machine, or of the machines of several classes, with each support row only once."""
     machines = list(head.machines) if isinstance(head, MultiClass) else [head]
     if not all(isinstance(machine, KernelLSSVM | LagrangianSVM | IncrementalSVM) for machine in machines):
         raise ValueError(f"freeze takes a linear head, a kernel machine or what attach made; got {type(head).__name__}")
@@ -200,7 +200,7 @@ def _scores(head: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (n, J), alpha (n, K) and b (K,) such that the scores are k(x, rows) alpha + b."""
+    """Return rows (n, J), alpha (n, K) and b (K,) such that the scores are k(x, rows) alpha + b."""
     if isinstance(machine, KernelLSSVM | LagrangianSVM):
         return machine.expansion()
     if machine.kernel is None:
@@ -214,9 +214,9 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
 def export_program(
     model: nn.Module, example: Any, path: str | os.PathLike[str] | None = None
 ) -> torch.export.ExportedProgram:
-    """Run ``torch.export`` for a batch of any size; write the program to ``path`` (.pt2) if it is given.
+    """Run ``torch.export`` for a batch of any size, and write the program to ``path`` (.pt2) if it is given.
 
-    example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only its shape and type are used; the file does not
+    example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only its shape and type are used. The file does not
     contain its values.
     """
     given, shapes = _example(example)
@@ -229,7 +229,8 @@ def export_program(
 def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
     """Write an ONNX file with one output ``scores``, for a batch of any size. Needs onnx and onnxscript.
 
-    The input is called ``x``; those of a dict of tokens have the names in the dict. example: as for :func:`export_program`.
+    The input is called ``x``. If the example is a dict of tokens, the inputs have its keys as names. example: as for
+    :func:`export_program`.
     """
     names = list(example) if isinstance(example, Mapping) else ["x"]
     torch.onnx.export(
@@ -257,9 +258,10 @@ def _example(example: Any) -> tuple[Any, Any]:
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the weights of a frozen module with metadata: the format, each tensor's shape, and the given values (as JSON).
+    """Write the weights of a frozen module with metadata.
 
-    The metadata also contain ``normalize`` if rows must be normalized before the weights are applied.
+    The metadata contain the format, the shape of each tensor and the given values (as JSON). They also contain ``normalize`` if
+    rows must be normalized before the weights are applied.
     """
     from safetensors.torch import save_file
 
@@ -278,7 +280,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
 def load_safetensors(
     path: str | os.PathLike[str], file_format: str = FROZEN_FORMAT
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Load the tensors and metadata of a file that :func:`save_safetensors` wrote. ValueError for any other file."""
+    """Load the tensors and metadata of a file that :func:`save_safetensors` wrote. Raises ValueError for any other file."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,8 +1,8 @@
 """Classifiers in the form of the Hugging Face hub: a folder with weights, a configuration and a model card.
 
 The folder contains only the weights w and b of a linear head, unless you request statistics. The card names the grid, the hash
-of the backbone and the number of erasures. It never contains a digest, which could confirm a guess about an erased sample.
-Uploads and downloads need ``torchlssvm[hub]``; a local folder needs safetensors only.
+of the backbone and the number of erasures. It never contains a digest, because a digest could confirm a guess about an erased
+sample. Uploads and downloads need ``torchlssvm[hub]``. A local folder needs only safetensors.
 
 >>> import tempfile, torch
 >>> from torchlssvm import LSSVMHead
@@ -44,13 +44,13 @@ __all__ = ["from_pretrained", "save_pretrained"]
 HUB_FILES = CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
     "config.json", "model.safetensors", "statistics.safetensors", "README.md",
 )  # fmt: skip
-"""Names of the files, as the hub knows them."""
+"""Names of the files, as the hub expects them."""
 
 HUB_FORMAT = "torchlssvm-hub-1"
-"""Format of the configuration; it changes when folders can no longer be read as before."""
+"""The format of the configuration. It changes whenever the content of a folder changes incompatibly."""
 
 MAX_CONFIG_BYTES = 2**24
-"""Bytes of a configuration: more than the names of 100,000 classes take."""
+"""Largest size of a configuration in bytes. The names of 100,000 classes need less."""
 
 
 def save_pretrained(
@@ -58,20 +58,19 @@ def save_pretrained(
     class_names: list[str] | None = None, store: SampleStore | None = None, repo_id: str | None = None,
     push_to_hub: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Write a head, or the head of an attached classifier, as a hub folder. It contains the backbone's hash only.
+    """Write a head, or the head of an attached classifier, as a hub folder. Of the backbone, only the hash is written.
 
     Args:
         model: an ``LSSVMHead``, a ``MarginHead``, or a classifier that ``attach`` returned.
         folder: the folder to create. Files of an earlier save are replaced. An interrupted save cannot be read.
-        statistics: also write the sums, so that samples can be added and removed later. **They are sums over the samples:
-            someone who has some of the samples may learn something about the others.** A ``MarginHead`` writes its samples
-            themselves.
-        class_names: (K,), for the card and the configuration. The names of a classifier's classes are used automatically.
-        store: the store of the samples, which knows the number of erasures. The store of a classifier is used automatically.
-            Certificates of later erasures name the written files.
-        repo_id: name on the hub, e.g. "user/model".
-        push_to_hub: upload the files to ``repo_id``. Statistics from an earlier upload are deleted there if this call does not
-            write any.
+        statistics: also write the sums over the samples, so that samples can be added and removed later. **Someone who has the
+            sums and some of the samples may learn something about the others.** A ``MarginHead`` writes the samples themselves.
+        class_names: (K,) names for the card and the configuration. An attached classifier supplies its own.
+        store: the store of the samples, from which the number of erasures is read. An attached classifier supplies its own.
+            Certificates of later erasures list the written files.
+        repo_id: the name on the hub, e.g. "user/model".
+        push_to_hub: upload the files to ``repo_id``. If this call writes no statistics, statistics of an earlier upload are
+            deleted on the hub.
         options: options of ``huggingface_hub.HfApi.upload_folder``.
     """
     head: Any = model.head if isinstance(model, AttachedClassifier) else model
@@ -141,7 +140,7 @@ def save_pretrained(
 
 
 def check_names(names: Any, K: int) -> list[str]:
-    """ValueError unless there is a name, a string, for each of K classes."""
+    """Raise ValueError unless there is a string as the name of each of the K classes."""
     listed = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if len(listed) != K or not all(isinstance(name, str) for name in listed):
         raise ValueError(f"class_names must be a list of {K} names, each a string; got {names!r}")
@@ -157,8 +156,8 @@ def from_pretrained(
         name: a folder, or the name of a model on the hub.
         backbone: the network as it was passed to ``attach`` (it is changed in place), or ``clf.backbone``. Its hash must equal
             the hash in the configuration.
-        statistics: return the head itself (with a backbone: a classifier), which can add and remove samples. The model must
-            have been saved with statistics.
+        statistics: return the head itself, or a classifier if there is a backbone, so that you can add and remove samples. The
+            model must have been saved with statistics.
         options: options of ``huggingface_hub.snapshot_download``, e.g. ``revision``.
     """
     place = Path(name)
@@ -199,11 +198,11 @@ CONFIG_SCHEMA: dict[str, Any] = {
         "class_names": {"type": ["array", "null"], "items": {"type": "string"}},
     },
 }
-"""The fields of a configuration that are read; the others are for people."""
+"""The fields of a configuration that the program reads. The other fields are for people."""
 
 
 def read_config(place: Path, name: Any) -> dict[str, Any]:
-    """Read the configuration; ValueError for another file."""
+    """Read the configuration. Raises ValueError if the file is not a configuration."""
     try:
         config = loads(read_regular(place / CONFIG_FILE, MAX_CONFIG_BYTES))
         schema.check(config, CONFIG_SCHEMA)
@@ -213,7 +212,7 @@ def read_config(place: Path, name: Any) -> dict[str, Any]:
 
 
 def check_save(path: Path, metadata: Mapping[str, str], config: dict[str, Any]) -> None:
-    """Raise ValueError if a file and the configuration are from different saves, after an interruption or an exchange."""
+    """Raise ValueError if a file and the configuration are from different saves, because one was interrupted or replaced."""
     if metadata.get("save") != config.get("save"):
         raise ValueError(f"{path} and {CONFIG_FILE} are of two saves: save the model again")
 

@@ -2,7 +2,7 @@
 
 A machine is an ``nn.Module`` with ``add(x, y)``, ``remove``, ``relabel``, ``forward`` and ``predict``. Heads remove samples by
 value, ``remove(x, y)``. Kernel machines remove samples by the ids that ``add`` returned, ``remove(ids)``. A
-:class:`SampleAdapter` controls both kinds. Run one check or all of them::
+:class:`SampleAdapter` gives both kinds the same interface. Run one check or all of them::
 
     case = Case(lambda **kw: LSSVMHead(8, 3, grid=FixedPoint(8.0), **kw), x, y)
     check_machine(case)
@@ -29,7 +29,7 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 @dataclass
 class Case:
-    """A machine to check: how to make one (``make(device=...)`` must work too), and samples x (n, J), labels y (n,)."""
+    """A machine to check: a function that makes it (``make(device=...)`` must work too), samples x (n, J), labels y (n,)."""
 
     make: Callable[..., Any]
     x: Tensor
@@ -45,7 +45,7 @@ class Case:
 
 
 class Loaded:
-    """A machine together with the samples it holds, so that checks can name samples by their index."""
+    """A machine together with its samples, so that checks can refer to samples by index."""
 
     def __init__(self, case: Case, machine: Any):
         self.case, self.samples = case, SampleAdapter(machine)
@@ -77,12 +77,12 @@ class Loaded:
         self.labels[index] = labels
 
     def state(self) -> Any:
-        """The digest, where there is one, and the scores of all samples."""
+        """Return the digest, if there is one, and the scores of all samples."""
         digest = self.machine.digest() if has_digest(self.machine) else None
         return digest, (self.machine(self.case.x).clone() if self.held else None)
 
     def truth(self) -> Loaded:
-        """A machine that was only ever given the samples that this machine holds now."""
+        """Return a machine that has only ever seen the current samples of this machine."""
         other = Loaded(self.case, self.case.make())
         other.labels = self.labels.clone()
         other.add(torch.tensor(sorted(self.held), dtype=torch.int64))
@@ -131,7 +131,7 @@ def check_add_then_remove_restores(case: Case) -> None:
 
 
 def check_order_and_partition(case: Case) -> None:
-    """The same samples in another order and in other batches give the same machine."""
+    """Check that the same samples in another order and in other batches give the same machine."""
     whole = case.fresh(torch.arange(len(case.x)))
     for seed, size in ((1, 1), (2, 7), (3, len(case.x) // 2 + 1)):
         parts = case.fresh()
@@ -141,7 +141,7 @@ def check_order_and_partition(case: Case) -> None:
 
 
 def check_removal_is_never_seen(case: Case) -> None:
-    """After removals, in batches of any size and any order, the machine is the one that never saw the samples."""
+    """Check that after removals, in any batches and any order, the machine equals one that never saw the samples."""
     order = _every(case, 4)
     machine = case.fresh(order)
     for size, part in zip((1, 2, 5, 1, 9), order.split([1, 2, 5, 1, 9, len(order) - 18]), strict=False):
@@ -153,7 +153,7 @@ def check_removal_is_never_seen(case: Case) -> None:
 
 
 def check_relabel(case: Case) -> None:
-    """Relabelling equals removing with the old label and adding with the new one, and it can be undone."""
+    """Check that relabelling equals removing with the old label and adding with the new one, and that it can be undone."""
     order = _every(case, 5)
     machine, before = case.fresh(order), case.fresh(order)
     some = order[:6]
@@ -165,7 +165,7 @@ def check_relabel(case: Case) -> None:
 
 
 def check_everything_removed(case: Case) -> None:
-    """An emptied machine behaves like a new one: it refuses to predict, and can learn again."""
+    """Check that an emptied machine behaves like a new one: it refuses to predict, and can learn again."""
     order = _every(case, 6)
     machine = case.fresh(order)
     machine.remove(order[:5])
@@ -190,7 +190,7 @@ def check_empty_batches(case: Case) -> None:
 
 
 def check_failed_calls_change_nothing(case: Case) -> None:
-    """Invalid input raises an error of the documented type and leaves the state unchanged."""
+    """Check that invalid input raises an error of the documented type and leaves the state unchanged."""
     for pending in (False, True):
         machine, other = case.fresh(torch.arange(4, 20)), case.fresh(torch.arange(4, 20))
         if pending:
@@ -228,7 +228,7 @@ def check_inputs_are_left_alone(case: Case) -> None:
 
 
 def check_copies_and_files(case: Case) -> None:
-    """Pickling, deepcopy and state_dict (loaded with weights_only) preserve state and scores to the bit, and can continue."""
+    """Check that pickle, deepcopy and state_dict (with weights_only) keep all bits, and that the copies can be changed."""
     order = _every(case, 7)
     machine = case.fresh(order[:-6])
     machine.remove(order[:3])
@@ -247,7 +247,7 @@ def check_copies_and_files(case: Case) -> None:
 
 
 def check_dtype_stays(case: Case) -> None:
-    """``.half()`` and similar calls do not change the machine's own precision."""
+    """Check that ``.half()`` and similar calls do not change the machine's own precision."""
     machine, other = case.fresh(_every(case)), case.fresh(_every(case))
     nn.ModuleList([machine.machine]).half()
     assert_same(machine, other, exact=True)
@@ -256,7 +256,7 @@ def check_dtype_stays(case: Case) -> None:
 
 
 def check_inference_mode(case: Case) -> None:
-    """Changes made in inference mode can be continued outside it."""
+    """Check that changes made in inference mode can be continued outside it."""
     order = _every(case, 8)
     machine = case.fresh()
     with torch.inference_mode():
@@ -281,7 +281,7 @@ CHECKS: list[Callable[[Case], None]] = [
     check_dtype_stays,
     check_inference_mode,
 ]
-"""Every check, in an order that finds the plain mistakes first. The case needs at least 25 samples."""
+"""All checks, in an order that finds simple mistakes first. The case needs at least 25 samples."""
 
 
 def check_machine(case: Case) -> None:

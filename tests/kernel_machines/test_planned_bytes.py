@@ -1,4 +1,4 @@
-"""The memory that machines state beforehand is that of their arrays, to a factor of two."""
+"""The memory that machines state beforehand is that of their arrays, to a factor of two or three."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of a verification: typed outcomes and facts, and the sentences that describe them."""
+"""The results of a verification, as typed outcomes and facts, and the sentences that describe them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Check:
     """One check of a verification.
 
     Attributes:
-        name: of the check, e.g. "signature".
+        name: the name of the check, e.g. "signature".
         outcome: the result.
-        facts: the numbers and names that were found. ``str(check)`` describes all of this in a sentence.
+        facts: the numbers and names that the check found. ``str(check)`` describes them and the outcome in a sentence.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The checks that were made, by name. A report is always true: if a check fails, there is no report."""
+    """The checks that were made, by name. ``bool(report)`` is always True, because a failed check raises VerificationError."""
 
     checks: dict[str, Check] = field(default_factory=dict)
 

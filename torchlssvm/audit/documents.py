@@ -1,4 +1,4 @@
-"""Files of an audit: read with a size limit, checked against their JSON schemas, and written for their owner only."""
+"""The files of an audit. They are read with a size limit, checked against JSON schemas, and written for their owner only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SCHEMAS = Path(__file__).parent / "schemas"
 """Folder of the JSON schemas."""
 
 MAX_BYTES = {"certificate": 2**28, "receipt": 2**31, "opening": 2**16}
-"""Largest sizes of files: three million samples; more than SQLite keeps of one erasure; 300 times an opening."""
+"""Largest sizes of files in bytes. A certificate of this size covers three million samples, the limit of a receipt is above the
+size of any erasure that SQLite can store, and an opening has about 1/300 of its limit."""
 
 NAMES = {"certificate": "a certificate", "envelope": "a certificate", "receipt": "a receipt", "opening": "an opening"}
 
 
 def read_document(source: str | bytes | os.PathLike[str], kind: str) -> Any:
-    """Parse JSON from bytes or a regular file, with a size limit; VerificationError if it is not JSON."""
+    """Parse JSON from bytes or a regular file, with a size limit. Raises VerificationError if the content is not JSON."""
     try:
         return loads(source if isinstance(source, bytes) else read_regular(source, MAX_BYTES[kind]))
     except ValueError as error:
@@ -30,7 +31,7 @@ def read_document(source: str | bytes | os.PathLike[str], kind: str) -> Any:
 
 
 def check_document(data: Any, kind: str) -> dict[str, Any]:
-    """Check the fields against the schema of this kind; VerificationError names the first wrong one."""
+    """Check the fields against the schema of this kind. Raises VerificationError with the name of the first wrong field."""
     plain = dict(data) if isinstance(data, Mapping) else data
     try:
         schema.check(plain, schema.load(SCHEMAS / f"{kind}.json"))
@@ -40,7 +41,7 @@ def check_document(data: Any, kind: str) -> dict[str, Any]:
 
 
 def write_private(path: str | os.PathLike[str], data: bytes, overwrite: bool = False) -> None:
-    """Write a file that only its owner can read. It is complete and on the disk when this function returns.
+    """Write a file that only its owner can read. When this function returns, the whole file is on the disk.
 
     Raises FileExistsError if the file exists, unless ``overwrite`` is True.
     """

@@ -1,4 +1,4 @@
-"""Ed25519 keys and signatures of certificates. This needs the package ``cryptography`` (extra ``audit``)."""
+"""Ed25519 keys and signatures of certificates. This module needs the package ``cryptography`` (extra ``audit``)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _ed25519() -> Any:
 
 
 def new_key(path: str | os.PathLike[str], passphrase: bytes | str | None = None) -> Path:
-    """Write a new private key (PEM, readable by its owner only) and its public key; return the path of the public key.
+    """Write a new private key (PEM, readable by its owner only) and its public key, and return the path of the public key.
 
-    ``passphrase``: encrypts the private key.
+    If a ``passphrase`` is given, the private key is encrypted with it.
     """
     key = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as s
@@ -60,7 +60,7 @@ def _as_bytes(text: bytes | str | None) -> bytes | None:
 def private_key(given: Any, passphrase: bytes | str | None = None) -> Ed25519PrivateKey:
     """Load a private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file.
 
-    ``passphrase``: of an encrypted PEM; PassphraseError if it is missing or wrong.
+    An encrypted PEM needs its ``passphrase``. Raises PassphraseError if it is missing or wrong.
     """
     kind = _ed25519().Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -103,7 +103,7 @@ def _key(given: Any, kind: type, from_raw: Callable[[bytes], Any], from_pem: Cal
 
 
 def key_id(key: Any) -> str:
-    """Return the SHA-256 of a public key (DER), as for ``openssl pkey``. A private key gives the id of its public key."""
+    """Return the SHA-256 of a public key in DER, as ``openssl pkey`` writes it. A private key has the id of its public key."""
     from cryptography.hazmat.primitives import serialization as s
 
     public = key.public_key() if hasattr(key, "public_key") else key
@@ -112,9 +112,9 @@ def key_id(key: Any) -> str:
 
 
 def trusted_keys(given: Any) -> dict[str, list[Ed25519PublicKey]]:
-    """Return the keys that a verifier trusts, by the name of their holder ("" if it has none).
+    """Return the keys that a verifier trusts, each with the name of its holder ("" for a holder without a name).
 
-    ``given``: one key, a list of keys, or a mapping from names of holders to keys or lists of keys.
+    ``given`` is one key, a list of keys, or a mapping from names of holders to keys or lists of keys.
     """
     holders = given if isinstance(given, Mapping) else {"": given}
     return {
@@ -124,7 +124,7 @@ def trusted_keys(given: Any) -> dict[str, list[Ed25519PublicKey]]:
 
 
 def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519PublicKey] | None:
-    """Return the first trusted key that has signed, with the name of its holder, or None; see :func:`trusted_keys`.
+    """Return the first of the :func:`trusted_keys` that has signed, with the name of its holder, or None.
 
     Every key is tried with every signature, because the key id in the envelope is only a hint.
     """
@@ -144,6 +144,6 @@ def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519Publi
 
 
 def sign(certificate: Certificate, key: Any, passphrase: bytes | str | None = None) -> Certificate:
-    """Return the certificate with one more Ed25519 signature. Sign again with another key to replace the first one."""
+    """Return the certificate with one more Ed25519 signature. To change keys, sign with the new key as well."""
     private = private_key(key, passphrase)
     return certificate.signed(private.sign(certificate.message()), key_id(private))

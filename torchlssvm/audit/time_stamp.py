@@ -1,11 +1,12 @@
 """Time stamps of certificates (RFC 3161): the request to an authority, and the check of its response.
 
-This module does not use the network: you send the request and save the response next to the certificate. The stamp covers the
-bytes of the certificate file, so ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` checks it too. A request has no nonce,
-because an older response to the same bytes would be just as valid.
+This module does not use the network. You send the request to the authority, and save its response next to the certificate. The
+stamp covers the bytes of the certificate file, so ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` can check it as well.
+Requests have no nonce, because an older response for the same bytes is just as valid.
 
-``rfc3161-client`` (extra ``audit``) checks the signature and the certificate path; this module checks what it leaves out. The
-library accepts only strict DER, which not all authorities write: see :func:`normalized`.
+The package ``rfc3161-client`` (extra ``audit``) checks the signature and the certificate path, and this module checks what the
+package leaves out. The package accepts only strict DER, which not all authorities write. :func:`normalized` therefore converts
+their responses first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchlssvm.untrusted import read_regular
 __all__ = ["TimeStamp", "time_stamp_request"]
 
 MAX_STAMP_BYTES = 2**20
-"""Largest size of a response; a usual one has 5,000 bytes, with the certificates of the authority."""
+"""Largest size of a response in bytes. A usual response, with the certificates of the authority, has 5,000 bytes."""
 
 SHA256_OID = "2.16.840.1.101.3.4.2.1"
 MESSAGE_DIGEST = bytes.fromhex("2a864886f70d010904")
@@ -58,7 +59,7 @@ def time_stamp_request(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TimeStamp:
-    """The response of an authority. Its fields are claims until :meth:`check` is called with a trusted authority.
+    """The response of an authority. Do not rely on its fields before :meth:`check` has been called with a trusted authority.
 
     Attributes:
         time: the time that the authority states, UTC.
@@ -71,7 +72,7 @@ class TimeStamp:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TimeStamp:
-        """Read the response of an authority from a file; VerificationError if the file contains none."""
+        """Read the response of an authority from a file. Raises VerificationError if the file contains no response."""
         try:
             return cls.from_der(read_regular(path, MAX_STAMP_BYTES))
         except ValueError as error:
@@ -79,7 +80,7 @@ class TimeStamp:
 
     @classmethod
     def from_der(cls, data: bytes) -> TimeStamp:
-        """Read a TimeStampResp; VerificationError if it is malformed or a refusal."""
+        """Read a TimeStampResp. Raises VerificationError if it is malformed, or if the authority refused the request."""
         library = _library()
         try:
             response = library.decode_timestamp_response(normalized(data))
@@ -96,9 +97,9 @@ class TimeStamp:
             raise VerificationError(f"not a time stamp: {str(error)[:200]}") from None
 
     def check(self, data: bytes, authority: Any = None) -> Check:
-        """Check that the stamp covers these bytes; VerificationError if it does not.
+        """Check that the stamp covers these bytes. Raises VerificationError if it does not.
 
-        ``authority``: root certificates (PEM, as bytes or a file) that you trust. Without them the signature of the
+        ``authority`` is the root certificates that you trust (PEM, as bytes or a file). Without them, the signature of the
         authority is not checked, and the outcome says so.
         """
         with checking("time stamp"):
@@ -110,7 +111,7 @@ class TimeStamp:
             return Check("time stamp", Outcome.HOLDS, {"time": self.time, "authority": name})
 
     def _check_signature(self, data: bytes, roots: list[Any]) -> str:
-        """Check the signature and the certificates of the authority; return its name."""
+        """Check the signature and the certificates of the authority, and return its name."""
         from cryptography import x509
 
         try:
@@ -131,7 +132,7 @@ class TimeStamp:
 
 
 def read_roots(given: Any) -> list[Any]:
-    """Read trusted certificates from PEM bytes or a file; ValueError if there are none."""
+    """Read trusted certificates from PEM bytes or a file. Raises ValueError if it contains no certificate."""
     from cryptography import x509
 
     pem = given if isinstance(given, bytes) else read_regular(given, MAX_STAMP_BYTES)
@@ -152,7 +153,7 @@ def certificate_bytes(certificate: Any) -> bytes:
 
 
 def elements(data: bytes) -> list[tuple[int, bytes]]:
-    """Split bytes into DER elements, as tag and content; ValueError or IndexError if they are truncated."""
+    """Split bytes into DER elements, each with its tag and content. Raises ValueError or IndexError if they are truncated."""
     found, at = [], 0
     while at < len(data):
         tag, size = data[at], data[at + 1]
@@ -176,10 +177,11 @@ def element(tag: int, content: bytes) -> bytes:
 
 
 def normalized(response: bytes) -> bytes:
-    """Sort the certificates of a response as DER requires, and turn "granted with modifications" into a plain grant.
+    """Sort the certificates of a response as DER requires, and change the status "granted with modifications" to "granted".
 
-    The library refuses both forms. Neither is signed: signatures cover the TSTInfo and the signed attributes, which do not
-    change. Bytes that cannot be parsed are returned unchanged, and the library refuses them.
+    ``rfc3161-client`` refuses unsorted certificates and the other status. Neither of these is signed: the signature covers only
+    the TSTInfo and the signed attributes, which do not change. Bytes that cannot be parsed are returned unchanged, and the
+    package refuses them.
     """
     try:
         ((_, body),) = elements(response)

@@ -1,8 +1,9 @@
-"""The ``torchlssvm`` command. Each command imports what it needs when it runs, so help and usage errors appear at once.
+"""The ``torchlssvm`` command. Each command imports what it needs when it runs, so help and usage errors appear quickly.
 
-Exit codes: 0 success; 1 failure or refusal, with one line on stderr; 2 wrong command line; 3 a certificate does not hold; 4 the
-store is busy, try again; 5 success, but the output could not be written; 130 interrupted. With ``--json`` stdout has one JSON
-object, for an error too: ``{"error": {"type", "message", "exit_code"}}``.
+The exit codes are 0 for success; 1 for failure or refusal, with one line on stderr; 2 for a wrong command line; 3 if a
+certificate does not hold; 4 if the store is busy, so try again; 5 for success if the output could not be written; and 130 if
+interrupted. With ``--json``, stdout receives one JSON object, also for errors:
+``{"error": {"type", "message", "exit_code"}}``.
 
 To add a command, write a function in the module of its noun and declare it with ``@command`` (see ``arguments.py``).
 """
@@ -33,7 +34,7 @@ CODES: dict[type[Exception], int] = {
     ValueError: console.FAILED,
     OSError: console.FAILED,
 }
-"""Exit codes of errors; the first matching kind counts, and any other error is a bug."""
+"""Exit codes of errors. The first class that matches counts. Any other error is a bug."""
 
 TEXT = """Classifier heads that learn and unlearn exactly. Run `torchlssvm COMMAND --help` for
 the options of a command."""
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
-    """Print the error on one line, and as JSON with --json; return the exit code."""
+    """Print the error on one line, and as JSON with --json. Returns the exit code."""
     message = one_line(error)
     warn(f"{start}{message}")
     if options.json:

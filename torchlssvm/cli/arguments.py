@@ -27,7 +27,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError, and refuses an option that is given twice unless its values are collected."""
+    """A parser that raises UsageError. Unless an option collects values, giving it twice is an error."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -75,10 +75,10 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
 
     Args:
         name: one or two words, such as "remove" or "request open".
-        text: the help; its first sentence is the summary in the list of commands.
+        text: the help. Its first sentence is the summary in the list of commands.
         options: functions that add options to the parser.
-        store: the first argument is a store.
-        changes: the effect to report if the output is lost.
+        store: whether the first argument is a store.
+        changes: what the command has changed, for the error message if its output cannot be written.
     """
 
     def declare(run: Run) -> Run:
@@ -89,7 +89,7 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
 
 
 def add_commands(parser: argparse.ArgumentParser, others: dict[str, str]) -> None:
-    """Add all declared commands and list them in the help. ``others``: commands that are only listed, with a summary."""
+    """Add all declared commands and list them in the help. ``others`` are commands that are only listed, with a summary."""
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     texts: dict[str, str] = {}
     groups: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def rho(text: str) -> float | str:
 
 
 def grid(text: str) -> str:
-    """Check auto, none or LIMIT[:BITS]; ``as_grid`` converts the text later."""
+    """Check that the text is auto, none or LIMIT[:BITS]. ``as_grid`` converts it later."""
     if text not in ("auto", "none"):
         limit, *bits = text.split(":")
         _ = float(limit), [int(b) for b in bits]  # argparse reports a ValueError

@@ -186,7 +186,7 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
 def check_certificate(
     options: argparse.Namespace, certificate: Certificate, receipt: ErasureReceipt | None, allow_unsigned: bool
 ) -> dict[str, Check]:
-    """Make all checks for which options are given; VerificationError if one fails."""
+    """Make all checks for which options are given. Raises VerificationError if one of them fails."""
     from torchlssvm import audit
     from torchlssvm.store import check_absence
 
@@ -212,7 +212,7 @@ def check_certificate(
 
 
 def read_certificate_file(path: Path) -> bytes:
-    """Return the bytes of a certificate file, which are stamped and hashed as they are."""
+    """Return the bytes of a certificate file. Time stamps and hashes cover exactly these bytes."""
     from torchlssvm.audit.documents import MAX_BYTES
     from torchlssvm.untrusted import read_regular
 

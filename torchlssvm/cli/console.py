@@ -1,4 +1,4 @@
-"""Exit codes, and output: results on standard output as text or JSON, messages on standard error."""
+"""Exit codes and output. Results go to standard output as text or JSON, and messages to standard error."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def one_line(error: BaseException) -> str:
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:
     """Print the result of a command, as one JSON object or as text, and return OK.
 
-    If printing fails, the OutputError says whether the change was made; a reader that left is no error where nothing changed.
-    Pass text that contains names from files as a list of lines, so that line breaks in the names are escaped too.
+    If printing fails, the OutputError says whether the change was made. If the reader of the output has ended and the command
+    changes nothing, there is no error. Pass text that contains names from files as a list of lines, so that line breaks in the
+    names are escaped too.
     """
     lines = text if isinstance(text, str) else "\n".join(map(printable, text))
     try:
@@ -59,7 +60,7 @@ def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output and flush; OutputError if it is closed or full.
+    """Write to standard output and flush it. Raises OutputError if it is closed or full.
 
     Control characters other than line breaks and tabs are escaped, so text from files cannot control the terminal.
     """

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters that do not appear in file names; each run of them becomes a dash."""
+"""Characters that are not used in file names. Each run of them becomes a dash."""
 
 
 def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> tuple[list[str], list[str]]:
-    """Return the subjects and ids that are named, or that the store has of a request."""
+    """Return the subjects and ids on the command line, or those of a request that the store still has."""
     from torchlssvm.store.erasure.erasure import held_of_request
 
     if options.subject is not None or options.id is not None:
@@ -116,7 +116,7 @@ def preview(options: argparse.Namespace) -> int:
     changes="the samples were removed",
 )
 def remove(options: argparse.Namespace) -> int:
-    """Remove, write the receipt, compact, certify. After a crash, the same command completes the missing steps."""
+    """Remove samples, write the receipt, compact and certify. After a crash, the same command completes the missing steps."""
     from torchlssvm.events import new_event_id
 
     if options.key is not None and options.certificate is None:
@@ -236,7 +236,7 @@ def receipt_path(options: argparse.Namespace, name: str) -> Path:
 
 
 def receipt_text(path: Path) -> str:
-    """Say where the receipt is and what to do with it."""
+    """Describe where the receipt is and what to do with it."""
     return (
         f"receipt: {path} (it names the erased: keep it away from the store, and destroy it when nobody can question the "
         "answer)"

@@ -29,7 +29,7 @@ EXPORT_FORMAT = "torchlssvm-export-1"
     changes="the file was written",
 )
 def export(options: argparse.Namespace) -> int:
-    """Write a temporary file and rename it, so that the file is complete or does not exist."""
+    """Write a temporary file and rename it, so that the file is either complete or does not exist."""
     if options.out.suffix == ".jsonl" and options.format == "pt":
         raise UsageError("give --format jsonl to export samples")
     check_output(options.out, options.store, options.force)
@@ -72,7 +72,7 @@ def write_samples(store: SampleStore, path: Path) -> int:
 
 
 def write_head(store: SampleStore, path: Path) -> int:
-    """Write options and state_dict for ``torch.load(path, weights_only=True)``; return the number of samples."""
+    """Write options and state_dict for ``torch.load(path, weights_only=True)``, and return the number of samples."""
     import torch
 
     head = store.head
@@ -87,7 +87,7 @@ def write_head(store: SampleStore, path: Path) -> int:
 
 
 def load_head(path: Path) -> LinearHead:
-    """Load a head that ``export`` wrote. The w, b, C and P in the file must be the ones that the loaded head computes with."""
+    """Load a head that ``export`` wrote. The w, b, C and P in the file must equal those that the loaded head uses."""
     from torchlssvm import LSSVMHead, VerificationError
     from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt

@@ -42,7 +42,7 @@ def SIGNING_KEY(parser: argparse.ArgumentParser, required: bool = False) -> None
 
 
 def signing_key(options: argparse.Namespace) -> Any:
-    """Load the private key of ``--key``, or return None. Asks for the passphrase if the key needs one and no file has it."""
+    """Load the private key of ``--key``, or return None. Asks for the passphrase if it is needed and not given in a file."""
     from torchlssvm import audit
 
     if options.key is None:
@@ -68,14 +68,14 @@ def passphrase_from(path: Path) -> bytes:
 
 
 def ask(prompt: str) -> str:
-    """Ask for a passphrase on the terminal; ValueError without a terminal."""
+    """Ask for a passphrase on the terminal. Raises ValueError without a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ValueError("the key needs a passphrase, and there is no terminal to ask for it: give --passphrase-file")
     return getpass.getpass(prompt, stream=sys.stderr)
 
 
 def trusted_keys(options: argparse.Namespace) -> Any:
-    """Load the keys of ``--public-key``, by the names of their holders; None without any."""
+    """Load the keys of ``--public-key`` by the names of their holders, or return None without the option."""
     from torchlssvm import audit
 
     if not options.public_key:

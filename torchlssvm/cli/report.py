@@ -80,7 +80,7 @@ def report(options: argparse.Namespace) -> int:
     store=False,
 )
 def demo(options: argparse.Namespace) -> int:
-    """Run the demo; the exit code is 1 if one of its checks fails."""
+    """Run the demo. The exit code is 1 if one of its checks fails."""
     from torchlssvm.demo import run
 
     facts, text = run(options.out, options.seed)

@@ -1,4 +1,4 @@
-"""Samples from .npy, .pt, CSV and Parquet files, from texts and from images. What cannot be read raises a ValueError."""
+"""Samples from .npy, .pt, CSV and Parquet files, from texts and from images. Unreadable input raises a ValueError."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def read_samples(
     Args:
         path: a .npy or .pt file with an array (n, J), a CSV file (.csv, .csv.gz) or a Parquet file. For texts, a table or a
             file with a text on each line.
-        label_of: returns the label of a class name, or raises ValueError.
+        label_of: a function that returns the label of a class name, or raises ValueError.
         labels: a file, or a column of the table by name or by number (from 0; negative numbers count from the end).
-        ids: likewise (default: ``<file name>:<row from 0>``).
-        subjects: likewise.
-        text: the column of the texts; None to read features.
-        by_position: lists without ids are in the order of the samples.
+        ids: a file or a column, like ``labels`` (default: ``<file name>:<row from 0>``).
+        subjects: a file or a column, like ``labels``.
+        text: the column of the texts, or None to read features.
+        by_position: whether lists without ids are in the order of the samples.
     """
     named = {"id": ids, "label": labels, "subject": subjects}
     lines: list[int] = []
@@ -123,7 +123,7 @@ def as_texts(values: Values) -> list[str]:
 
 
 def as_subjects(values: Values | None) -> list[str | None] | None:
-    """Convert the values of a column to subjects; an empty value is None."""
+    """Convert the values of a column to subjects. An empty value becomes None."""
     return None if values is None else [name or None for name in as_texts(values)]
 
 
@@ -131,7 +131,7 @@ def as_subjects(values: Values | None) -> list[str | None] | None:
 
 
 def load_array(path: Path) -> Any:
-    """Load the content of a .npy or .pt file, numbers as a tensor if torch has their type. A .npy file stays on the disk."""
+    """Load a .npy or .pt file. Numbers become a tensor if torch has their type. The data of a .npy file stay on the disk."""
     if path.suffix == ".pt":
         return load_pt(path)
     path.stat()  # raises the OSError of a missing file
@@ -202,7 +202,7 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of each row of a CSV file, gzipped or not; all rows have the same length."""
+    """Yield the line number and the cells of each row of a CSV file, gzipped or not. All rows must have the same length."""
     width = 0
     with open_text(path) as file:
         reader = csv.reader(file)
@@ -214,7 +214,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def by_number(value: str | None, width: int) -> int | None:
-    """Return the place of a column that is given by its number; None for a name, a file, or a number out of range."""
+    """Return the index of a column that is given by its number, or None for a name, a file or a number out of range."""
     try:
         place = int(value or "")
     except ValueError:
@@ -223,7 +223,7 @@ def by_number(value: str | None, width: int) -> int | None:
 
 
 def find_columns(path: Path, named: Mapping[str, str | None], first: Sequence[str], header: bool) -> dict[str, int]:
-    """Find the named columns of a table; ValueError for a value that is neither a column nor a file."""
+    """Find the named columns of a table. Raises ValueError for a value that is neither a column nor a file."""
     found = {}
     for name, value in named.items():
         place = first.index(value) if header and value in first else by_number(value, len(first))
@@ -268,7 +268,7 @@ def read_table(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, dic
 
 
 def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, dict[str, Values]]:
-    """Read a Parquet file: the features (n, J) and the named columns. A column of lists of numbers is several features."""
+    """Read the features (n, J) and the named columns of a Parquet file. A column of lists of numbers has several features."""
     path.stat()
     from pyarrow import ArrowException
     from pyarrow.parquet import read_table as read
@@ -296,7 +296,7 @@ def read_parquet(path: Path, named: Mapping[str, str | None]) -> tuple[Tensor, d
 
 
 def read_by_id(path: Path, name: str) -> dict[str, str]:
-    """Read a CSV file with the columns ``id`` and ``name``; ValueError if an id occurs twice."""
+    """Read a CSV file with the columns ``id`` and ``name``. Raises ValueError if an id occurs twice."""
     rows = read_rows(path)
     _, header = next(rows, (0, []))
     if not {"id", name} <= set(header):
@@ -346,7 +346,7 @@ def attach_named(name: str, weights: str, num_classes: int, head: Any = None, **
     """Attach a head to a network for images or texts that is given by name.
 
     Args:
-        name: as for :func:`torchlssvm.attach`; a network of timm has no known preprocessing and is refused.
+        name: as for :func:`torchlssvm.attach`. Networks of timm are refused, because their preprocessing is not known.
         weights: a file with the network's state_dict (with or without the last layer), the folder of an encoder, or
             ``"default"`` for the published weights.
         num_classes: as for :func:`torchlssvm.attach`.
@@ -362,10 +362,10 @@ def attach_named(name: str, weights: str, num_classes: int, head: Any = None, **
 
 
 def find_images(folder: Path, labelled: bool) -> Mapping[str, Path]:
-    """Return the images in a folder and its sub-folders, sorted, by id: the path below the folder.
+    """Return the images in a folder and its sub-folders, sorted by id. The id of an image is its path below the folder.
 
-    Hidden files and folders are left out. ``labelled``: every image must be in the sub-folder of its class; else ``folder``
-    may be a single image too.
+    Hidden files and folders are left out. If ``labelled``, every image must be in the sub-folder of its class. Otherwise
+    ``folder`` may also be a single image.
     """
     if folder.is_file() and not labelled:
         return {folder.name: folder}

@@ -85,11 +85,11 @@ def batch_size(options: argparse.Namespace, *for_features: str) -> int:
     changes="the samples were added",
 )
 def add(options: argparse.Namespace) -> int:
-    """Add the samples batch by batch. Each batch is durable before the next begins.
+    """Add the samples batch by batch. Each batch is on the disk before the next one begins.
 
-    If the store has a sample with the same id, the two are compared and the new one is skipped; different features, labels or
-    subjects are an error. (Event ids are random: an id computed from the content would stay in the journal and confirm a guess
-    about an erased sample.)
+    If the store already has a sample with the same id, the new sample is skipped if it is equal. It is an error if its
+    features, label or subject differ. (Event ids are random. An id computed from the content would stay in the journal, where
+    it could confirm a guess about an erased sample.)
     """
     import torch
 
@@ -132,7 +132,7 @@ def add(options: argparse.Namespace) -> int:
 
 
 def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool) -> FileSamples:
-    """Open the samples to learn (``labelled``) or to classify: a file, or images or texts through the store's network."""
+    """Open the samples to learn (``labelled``) or to classify, from a file, or from images or texts by the store's network."""
     if options.images is not None:
         return open_images(options, store, labelled)
     columns = {"ids": options.ids, "subjects": getattr(options, "subjects", None)}
@@ -151,7 +151,7 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
 
 
 def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> FileSamples:
-    """Read a file of features or texts with ``--labels`` and other columns; check the number of features."""
+    """Read a file of features or texts with ``--labels`` and other columns, and check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
     settings, head = Settings.load(store), store.head
@@ -279,7 +279,7 @@ def classify(options: argparse.Namespace) -> int:
 
 
 def answer_columns(targets: str, answer: Any, scores: list[float], names: list[str]) -> dict[str, Any]:
-    """The columns of one prediction: the class and its score, the labels that apply, or the numbers by name."""
+    """Return the columns of one prediction: the class and its score, the labels that apply, or the numbers by name."""
     if targets == "multilabel":
         return {"labels": ";".join(name for name, applies in zip(names, answer, strict=True) if applies)}
     if targets == "regression":

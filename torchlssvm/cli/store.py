@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     changes="the store was created",
 )
 def init(options: argparse.Namespace) -> int:
-    """Create the head, then the store. A store that a crash left incomplete is completed."""
+    """Create the head, then the store. If a crash has left the store incomplete, complete it."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
     from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
@@ -156,7 +156,7 @@ def init(options: argparse.Namespace) -> int:
 
 
 def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None, str | None]:
-    """Create the head; return it with the fingerprint and the description of its network, recorded in the settings."""
+    """Create the head. Returns it with the fingerprint and the description of its network, which go into the settings."""
     from torchlssvm.functional.grid import as_grid
     from torchlssvm.linear import head_class
 
@@ -189,7 +189,7 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
 
 
 def as_weights(given: str | list[float] | None) -> Any:
-    """Convert class weights to what a head takes: numbers become a tensor (K,)."""
+    """Convert class weights for a head. Numbers become a tensor (K,)."""
     import torch
 
     return torch.tensor(given, dtype=torch.float64) if isinstance(given, list) else given
@@ -308,7 +308,7 @@ def compaction_to_json(done: Compaction) -> dict[str, Any]:
 
 
 def compaction_text(done: Compaction) -> str:
-    """Describe a compaction, and list files outside the store that it could not reach."""
+    """Describe a compaction, and list the files outside the store that may still contain erased samples."""
     text = f"compacted: the store's files no longer contain bytes of erased samples (event {done.position})"
     if done.checkpoints:
         text += f"; older files outside the store may still contain them: {', '.join(done.checkpoints)}"
@@ -343,7 +343,7 @@ def backup(options: argparse.Namespace) -> int:
     changes="the store was made",
 )
 def restore(options: argparse.Namespace) -> int:
-    """Make a store from a backup, without those who were erased."""
+    """Make a store from a backup, without the samples that were erased since."""
     from torchlssvm.store import SampleStore
 
     target, again = SampleStore.from_backup(

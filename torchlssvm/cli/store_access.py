@@ -29,7 +29,7 @@ def holds_store(folder: Path) -> bool:
 
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
-    """Open the store of a command; warnings become one line on stderr."""
+    """Open the store of a command. Warnings are printed as one line on stderr."""
     from torchlssvm.errors import StoreError, SuppressedWarning
     from torchlssvm.store import SampleStore
 
@@ -52,7 +52,7 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
 def watched_store(
     options: argparse.Namespace, doing: str, readonly: bool = True, passes: int = 1
 ) -> Iterator[SampleStore]:
-    """Open the store with a progress bar that moves as samples are read. ``passes``: how often each sample is read."""
+    """Open the store with a progress bar that counts the samples read. ``passes`` is how often each sample is read."""
     with open_store(options, readonly) as store, progress(options, doing, passes * len(store)) as advance:
         store.table.on_read = advance
         yield store
@@ -64,7 +64,7 @@ def watched_store(
 def check_output(out: Path, store: Path | None = None, overwrite: bool | None = None) -> None:
     """Raise ValueError if a file must not be written: it exists, its folder does not exist, or it is inside a store.
 
-    ``overwrite``: the value of ``--force``, or None for files that are never overwritten.
+    ``overwrite`` is the value of ``--force``, or None for files that are never overwritten.
     """
     if out.is_dir():
         raise ValueError(f"{out} is a folder: give the name of a file")
@@ -92,10 +92,10 @@ def refuse_inside_store(out: Path, store: Path | None = None) -> None:
 
 @dataclass
 class Settings:
-    """The names of the classes, and the network that computes the features, kept in the store's note ``SETTINGS_NOTE``.
+    """The names of the classes and the network that computes the features, as stored in the note ``SETTINGS_NOTE``.
 
-    ``classes``: the names of labels 0, 1, ...; there may be fewer names than labels. ``network``: options of
-    :func:`torchlssvm.attach` for the layers that compute the features.
+    ``classes`` holds the names of labels 0, 1, and so on. There may be fewer names than labels. ``network`` holds the options
+    of :func:`torchlssvm.attach` for the layers that compute the features.
     """
 
     classes: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def load(cls, store: SampleStore) -> Settings:
-        """Load the settings of a store. A store that was made in Python has empty ones."""
+        """Load the settings of a store. The settings of a store that was made in Python are empty."""
         from torchlssvm.store.database import SETTINGS_NOTE
 
         settings = cls(**(store.note(SETTINGS_NOTE) or {}))
@@ -117,7 +117,7 @@ class Settings:
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
     def label(self, text: str, classes: int) -> int:
-        """Return the label of a class: the text is its name, or its number from 0."""
+        """Return the label of a class. The text is the name of the class, or its number from 0."""
         text = text.strip()
         if text in self.classes:
             return self.classes.index(text)
@@ -134,7 +134,7 @@ class Settings:
 
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
-    """Give new names of classes the next free labels, in this order. Names that are all numbers from 0 are labels already."""
+    """Give new class names the next free labels, in this order. If all names are numbers, they are the labels themselves."""
     classes = store.head.num_classes
 
     def learn(known: list[str]) -> list[str]:

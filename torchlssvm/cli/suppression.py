@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     changes="the store uses the list",
 )
 def use(options: argparse.Namespace) -> int:
-    """Use the list from now on; print its state."""
+    """Make the store use the list from now on, and print the state of the list."""
     with open_store(options) as store:
         store.use_suppression_list(options.list)
         return emit(options, *list_state(store))

@@ -1,6 +1,7 @@
 """Feature maps: several layers of a frozen network, fixed views of a sample, and random lifts.
 
-``attach(RandomReLU(784, 2000), num_classes=10, in_features=2000)`` makes a classifier that learns and unlearns exactly.
+For example, ``attach(RandomReLU(784, 2000), num_classes=10, in_features=2000)`` returns a classifier of 784 inputs that learns
+and unlearns exactly.
 """
 
 from torchlssvm.features.layer_taps import LayerTaps

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-# The attributes in which models keep their last layer, or the model that they wrap; a number may follow (``fc2``).
+# The usual names of the last layer, or of a wrapped model, in a model. A number may follow (``fc2``).
 _LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
-# Modules whose layers, without parameters, may follow the last layer of a Sequential: they shape scores, not features.
+# Packages whose layers without parameters may follow the last layer of a Sequential, because they change scores, not features.
 _DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
 
 
 class LastLayer(NamedTuple):
-    """Location of the last layer, the width of its input, and the layers that become nn.Identity."""
+    """The location of the last layer, the width of its input, and the layers that are replaced by nn.Identity."""
 
     path: str
     in_features: int
@@ -47,9 +47,9 @@ def named_layer(model: nn.Module, path: str) -> LastLayer:
 
 
 def find_last_layer(model: nn.Module) -> LastLayer | None:
-    """Find the last linear layer of a classifier; None if the model does not show which layer it is.
+    """Find the last linear layer of a classifier. Returns None if the structure of the model does not show which layer it is.
 
-    The last layer is the end of a Sequential, or the last child with parameters if that child has a usual name, or the only
+    The last layer is the end of a Sequential, the last child with parameters if it has one of the usual names, or the only
     ``nn.Linear`` if no layer with parameters follows it.
     """
     found = _last_layer(model)
@@ -101,7 +101,7 @@ def _pools(module: nn.Module) -> bool:
 
 
 def _timm_width(model: Any) -> int:
-    """Return the width of the classifier's input, not always ``num_features``; of the output if ``num_classes=0``."""
+    """Return the width of the classifier's input, which may differ from ``num_features``, or of the features if it has none."""
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     layer = classifier[0] if isinstance(classifier, (tuple, list)) else classifier  # distilled models have two
     widths = [(layer, "in_features"), (layer, "in_channels"), (model, "head_hidden_size"), (model, "num_features")]

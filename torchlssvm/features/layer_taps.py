@@ -1,7 +1,8 @@
 """Features from several layers of one frozen network, pooled, normalized and projected to a fixed number of columns.
 
-Each feature is a fixed function of one sample. The network is frozen, pooling and normalization use that sample alone, and a
-seed fixes the projection. A head on these features therefore unlearns as exactly as a head on the last layer.
+The features of a sample are a fixed function of that sample: the network is frozen, pooling and normalization do not look at
+other samples, and a seed determines the projection. A head on these features therefore unlearns exactly, like a head on the
+last layer.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ POOLS = ("mean", "std", "cls", "grid2", "grid3", "grid4")
 """Ways to pool the positions of a layer: mean, standard deviation, first token, mean over the cells of a g x g grid."""
 
 LAYER_SETS = ("last", "blocks", "all")
-"""Names for sets of layers; any other value of ``layers`` is a module name, a pattern, or a list of them."""
+"""Names of sets of layers. Any other value of ``layers`` is a module name, a pattern, or a list of names and patterns."""
 
 
 class LayerTaps(nn.Module):
     """Maps a batch to the features (B, J) of several layers of a frozen network.
 
-    The output of each tapped layer is pooled over positions and normalized. If the layers together have more than
-    ``max_features`` values, a fixed random matrix of signs projects them to fewer. Each layer keeps its own columns
+    The output of each tapped layer is pooled over its positions (pixels or tokens) and normalized. If the layers together have
+    more than ``max_features`` values, fixed random matrices of signs project them to fewer. Each layer keeps its own columns
     (``groups``), so that ``column_selection.select(head, taps.groups)`` can choose among the layers.
 
-    **The network passed in is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised, its
-    modes and gradient flags are restored.
+    **The network that you pass is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised,
+    its modes and gradient flags are restored.
 
     Args:
-        model: any ``nn.Module``: a classifier of torchvision or timm, an encoder of Hugging Face transformers, your own.
+        model: any ``nn.Module``, such as a classifier of torchvision or timm or an encoder of Hugging Face transformers.
         layers: ``"blocks"`` (the output of every block), ``"all"`` (also the widest activation inside each block),
-            ``"last"`` (the last block only), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
-        pool: ``"mean"``, ``"std"``, ``"cls"`` (the first token), ``"grid2"`` (means of 2 x 2 cells; also 3 and 4), or several.
-            Tokens that an attention mask hides are left out.
-        normalize: how each group is normalized by its own numbers: ``"l2"`` (length 1), ``"sqrt"`` (signed root, then length
-            1) or None.
-        max_features: the largest number of columns; None for no limit. Layers share it in proportion to their widths.
-        example: a batch that is run once to find the widths of the layers. Needed only if the input cannot be guessed.
+            ``"last"`` (the last block only), or a list of module names and patterns, such as ``["features.1?", "conv1"]``.
+        pool: ``"mean"``, ``"std"``, ``"cls"`` (the first token), ``"grid2"`` (means over 2 x 2 cells; also ``"grid3"`` and
+            ``"grid4"``), or several of these. Tokens that an attention mask hides are left out.
+        normalize: how the values of each layer are normalized for each sample: ``"l2"`` (to length 1), ``"sqrt"`` (signed
+            square root, then to length 1) or None.
+        max_features: the largest number of columns, which the layers share in proportion to their widths. None: no limit.
+        example: a batch that is run once to find the widths of the layers. It is needed only if the input cannot be guessed.
         seed: the seed of the projection.
 
     Attributes:
-        groups: for each tapped layer the columns that come from it, as a slice.
+        groups: the columns of each tapped layer, as a slice.
         out_features: J, the number of columns.
 
     Example:
@@ -107,7 +108,7 @@ class LayerTaps(nn.Module):
         self._tap(widths, shares)
 
     def _tap(self, widths: dict[str, int], shares: dict[str, int]) -> None:
-        """Tap these layers, with their widths and their numbers of columns; make the projections."""
+        """Tap the layers of ``widths`` and make their projections. widths, shares: values and columns of each layer."""
         self.taps, self.in_widths = tuple(widths), widths
         self.groups: dict[str, slice] = {}
         start = 0
@@ -122,7 +123,7 @@ class LayerTaps(nn.Module):
                 self.register_buffer(f"signs_{i}", signs.to(device))
 
     def only(self, names: Collection[str]) -> LayerTaps:
-        """Taps of some of the layers of the same network. Each layer keeps its values; other layers are not pooled."""
+        """Return taps of some of the layers of the same network. The features of these layers do not change."""
         part = copy.copy(self)
         part._buffers = {}
         widths = {name: width for name, width in self.in_widths.items() if name in names}
@@ -155,8 +156,8 @@ class LayerTaps(nn.Module):
     def _widths(self, example: Any, names: Iterable[str]) -> dict[str, int]:
         """Return the pooled width of each layer's output, in the order of the outputs.
 
-        A tensor that two modules return counts once. If some outputs have positions, outputs (B, K) are left
-        out, because they are the scores of a classifier.
+        A tensor that two modules return counts once. If some outputs have positions, outputs without positions, (B, K), are
+        left out, because they are the scores of a classifier.
         """
         mask, seen = _mask_of(example), dict[str, Tensor]()
 
@@ -171,7 +172,7 @@ class LayerTaps(nn.Module):
         return {name: self._pooled(value, mask).shape[1] for name, value in seen.items()}
 
     def _run(self, batch: Any, names: Iterable[str], use: Callable[[str, Tensor], None]) -> None:
-        """Run the network, and give each output of the named modules to ``use``; a module's second call is called "name:2"."""
+        """Run the network and pass each output of the named modules to ``use``. The second call of a module is "name:2"."""
         calls: dict[str, int] = {}
         compiling = torch.compiler.is_compiling()
         thread = 0 if compiling else threading.get_ident()
@@ -198,7 +199,7 @@ class LayerTaps(nn.Module):
         """Pooled values (B, C * len(pool)) of an output (B, C), (B, T, C), (B, C, H, W) or (B, H, W, C), float64."""
         if output.ndim == 4 and output.shape[1] == output.shape[2] != output.shape[3]:  # channels last, as in Swin
             output = output.permute(0, 3, 1, 2)
-        # A copy with positions side by side, which is three times as fast; then it can be centred in place.
+        # The copy is contiguous, which makes pooling three times as fast, and it can be centred in place.
         output = output.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
         if output.ndim == 2:
             return output
@@ -267,7 +268,7 @@ def share_columns(widths: dict[str, int], most: int | None) -> dict[str, int]:
 
 
 def widest_inside(widths: dict[str, int], blocks: Sequence[str]) -> dict[str, int]:
-    """The blocks, and of the activations inside each block the widest, the last of equals."""
+    """Keep the blocks and the widest activation inside each block. Of several equally wide ones, keep the last."""
     kept: dict[str, tuple[str, int]] = {}
     for name, width in widths.items():
         block = next((b for b in blocks if name.startswith(f"{b}.")), name)
@@ -302,10 +303,11 @@ def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
 
 
 def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the blocks of a network: the composed members of its chains (Sequential, ModuleList), outermost first.
+    """Yield the names of the blocks of a network, outermost first.
 
-    A chain of plain layers inside a chain (convolution, norm and activation) is one block. In a network without chains of
-    blocks, each composed child is a block. In a network that is a chain of plain layers, each activation is a block.
+    A chain is a Sequential or a ModuleList. A block is a member of a chain that has layers of its own. A chain of plain layers
+    inside a chain (convolution, norm and activation) is one block. In a network without chains of blocks, each child that has
+    layers of its own is a block. In a network that is a chain of plain layers, each activation is a block.
     """
     children = list(module.named_children())
     chain = isinstance(module, nn.Sequential | nn.ModuleList)
@@ -337,7 +339,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def guess_input(model: nn.Module) -> Any:
-    """Return a small batch that the network accepts; ValueError if its input cannot be guessed."""
+    """Return a small batch that the network accepts. Raises ValueError if its input cannot be guessed."""
     device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
     config = getattr(model, "config", None)
     if hasattr(config, "vocab_size"):

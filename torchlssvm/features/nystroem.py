@@ -16,17 +16,18 @@ from torchlssvm.kernels import Kernel, as_kernel
 
 
 class Nystroem(nn.Module):
-    """phi(x) = k(x, Z) K_ZZ^(-1/2) for landmarks Z (m, J), so that phi(x) . phi(z) is near k(x, z), and exact on the landmarks.
+    """Nystroem features of a kernel k: phi(x) = k(x, Z) K_ZZ^(-1/2) for m landmarks Z (m, J).
 
-    Landmarks are samples: ``fit(x)`` draws m of the rows of x by the seed. A head on these features cannot remove the influence
-    of a landmark, so choose public samples as landmarks, or fit again after an erasure. Unlike the features of the random maps,
-    these may differ in the last bit with the batch size. To remove a sample, pass the same features that you added.
+    The dot product phi(x) . phi(z) approximates k(x, z), and equals it if x and z are landmarks. ``fit(x)`` draws the landmarks
+    from the rows of x. Since landmarks are samples that determine the features, a head on these features cannot remove their
+    influence. Use public samples as landmarks, or fit again after an erasure. Unlike the features of the random maps, the last
+    bit of these features may depend on the batch size. To remove a sample, pass the same features that you added.
 
     Args:
-        kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
-        landmarks: m, the number of features.
-        seed: the seed that chooses the rows.
-        device: where the state lives.
+        kernel: a kernel of :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
+        landmarks: m, the number of landmarks and of features.
+        seed: the seed with which the landmarks are drawn.
+        device: the device of the landmarks.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Random feature maps, drawn once from a seed and equal to the bit everywhere."""
+"""Random feature maps whose weights are drawn once from a seed, with the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RandomProjection(nn.Module):
 
 
 class RandomReLU(RandomProjection):
-    """phi(x) = relu(x W) / s, W standard normal (J, M), s a power of two near sqrt(J): a random lift to M features.
+    """A random lift of J features to M: phi(x) = relu(x W) / s, W standard normal (J, M), s a power of two near sqrt(J).
 
-    The features of a sample do not depend on its batch (:mod:`torchlssvm.functional.projection`). A head on these features that
-    learns class by class therefore equals a head that learns all classes at once, down to its digest. This is the second stage
-    of RanPAC.
+    The features of a sample do not depend on its batch (:mod:`torchlssvm.functional.projection`). A head that learns these
+    features class by class therefore has the same digest as a head that learns all classes at once. RanPAC uses such a lift as
+    its second stage.
 
     Example:
         >>> import torch
@@ -64,10 +64,11 @@ class RandomReLU(RandomProjection):
 
 
 class RandomFourier(RandomProjection):
-    """phi(x) = sqrt(2/M) cos(x W sqrt(2 gamma) + t), so that phi(x) . phi(z) is near exp(-gamma |x - z|^2) (Rahimi and Recht).
+    """Random Fourier features of the RBF kernel: phi(x) = sqrt(2/M) cos(x W sqrt(2 gamma) + t) (Rahimi and Recht).
 
-    Give sigma or gamma, as for :class:`torchlssvm.kernels.RBF`. The error falls as 1/sqrt(M). The projection is exact, but the
-    last bit of the cosine depends on the device.
+    The dot product phi(x) . phi(z) approximates exp(-gamma |x - z|^2), with an error that decreases as 1/sqrt(M). Pass sigma or
+    gamma, as for :class:`torchlssvm.kernels.RBF`. The projection is exact, but the last bit of the cosine depends on the
+    device.
 
     Example:
         >>> import torch

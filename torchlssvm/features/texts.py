@@ -1,4 +1,4 @@
-"""Texts as the input of a network: load an encoder of Hugging Face transformers, with its tokenizer, from a folder."""
+"""Text input: tokenize texts, and load an encoder of Hugging Face transformers with its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tokenize:
 
     Args:
         tokenizer: a tokenizer of transformers, or any callable with the same arguments.
-        max_length: the number of tokens after which a text is cut; None uses the tokenizer's own limit.
+        max_length: the number of tokens after which a text is truncated. None uses the tokenizer's own limit.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None):
@@ -32,7 +32,7 @@ class Tokenize:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """The name and hash of the tokenizer. They are the same in each process, so a store can compare them."""
+        """Return the name and hash of the tokenizer, which are the same in each process, so that a store can compare them."""
         inner = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = inner.get_vocab(with_added_tokens=True) if inner is not None else self.tokenizer.get_vocab()
         content = hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()

@@ -17,13 +17,13 @@ VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)
 class Views(nn.Module):
     """Average the features of a batch and of fixed transforms of it.
 
-    A transform must be fixed: it gives the same result each time, treats each sample by itself, and does not change its input.
-    The first batches test these properties. Random augmentation raises a ValueError, because a sample whose features are drawn
-    again cannot be removed.
+    A transform must be deterministic, treat each sample independently of the batch, and leave its input unchanged. These
+    properties are tested on the first batches. A random augmentation raises a ValueError, because the features of a sample
+    would differ from those that were added, and the sample could not be removed.
 
     Args:
-        module: computes features (B, J) of a batch.
-        views: ``"flip"`` (the mirror image) or callables that take a batch and return one.
+        module: a module that computes features (B, J) of a batch.
+        views: a list of ``"flip"`` (the mirror image) and callables that take a batch and return a batch.
 
     Example:
         >>> import torch
@@ -101,7 +101,7 @@ def run(module: nn.Module, batch: Any) -> Any:
 
 
 def tensor_of(output: Any, width: int | None = None) -> Tensor:
-    """Find the features in a network's output: a tensor, or the one tensor (B, J) of a dict; ValueError otherwise."""
+    """Find the features in a network's output: a tensor, or the only tensor (B, J) of a dict. Raises ValueError otherwise."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

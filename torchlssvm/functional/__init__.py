@@ -1,4 +1,4 @@
-"""Pure mathematics in torch, in the papers' letters, without state."""
+"""Pure functions of tensors. They keep no state, and their symbols are those of the papers they implement."""
 
 from torchlssvm.functional.differentiable import LeaveOneOutLoss, fit
 

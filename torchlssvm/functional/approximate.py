@@ -1,22 +1,26 @@
 r"""Approximate removal: the error of the weights when the removed samples are known only roughly.
 
-A removal needs the exact samples x_i, but only noisy copies x_i + e_i may be available, and those are removed instead. Let A'
-be the system after the correct removal, W' its weights, and W~ the weights obtained. The removed rows have weights c_i and
-residuals r_i = y_i - f~(x_i + e_i). mu' is the true mean for a free intercept, and 0 otherwise. Subtracting the two normal
-equations gives, exactly,
+An exact removal needs the samples x_i that were added. Suppose that only noisy copies x_i + e_i are available, with targets y_i
+and sample weights c_i, and that these copies are removed instead. Let A' be the matrix of the normal equations after the exact
+removal, and W' the weights that solve them. A~ and W~ denote the matrix and the weights after the approximate removal, and f~
+the scores of W~. The residuals of the copies are r_i = y_i - f~(x_i + e_i). With a free intercept, mu' and mu~ are the feature
+means after the two removals; otherwise both are 0. Subtracting the two systems of normal equations gives the identity
 
     A' (W' - W~) = sum_i c_i ( e_i r_i^T - (x_i - mu') (e_i^T W~) )
 
-If |e_i| <= delta, then A' >= rho I and A' >= A~ - sum_i c_i (2 |x_i + e_i| + delta) delta, which bounds the error:
+**Bound.** If |e_i| <= delta for all i, the error is at most
 
     |W' - W~| <= delta / lambda(A') * sum_i c_i ( |r_i| + (|x_i + e_i - mu~| + delta + s) |W~| ),    s = delta sum_i c_i / n'
 
-If the e_i are independent with standard deviation sigma in each feature, the mean square error has a first-order estimate, in
-which A~ replaces A':
+Here n' is the total weight of the remaining samples, and lambda(A') is the smallest eigenvalue of A'. It is at least rho, and
+at least the smallest eigenvalue of A~ minus sum_i c_i (2 |x_i + e_i| + delta) delta.
+
+**Estimate.** If the e_i are independent with standard deviation sigma in each feature, then to first order, with A~ in place
+of A', the mean square error is
 
     sigma^2 sum_i c_i^2 ( |r_i|^2 |A^-1|_F^2 + |A^-1 (x_i - mu)|^2 |W|_F^2 - 2 tr( r_i (A^-1 (x_i - mu))^T A^-1 W ) )
 
-Norms of matrices are Frobenius norms. A penalized intercept is a constant feature without noise.
+Matrix norms are Frobenius norms. A penalized intercept counts as a constant feature without noise.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class Approximation:
 
     Attributes:
         samples: the number of samples removed.
-        norm: |W~|, the size of the weights, to compare the error with.
+        norm: |W~|, the norm of the weights. Divide an error by it to get a relative error.
     """
 
     samples: int
@@ -64,10 +68,10 @@ def approximation(
     P: Tensor, rho: float, w: Tensor, b: Tensor, x: Tensor, y: Tensor, weights: Tensor,
     mean: Tensor | None, total: float | None,
 ) -> Approximation:  # fmt: skip
-    """Compute the error figures of a removal from the system after it, in the letters of the module's docstring.
+    """Compute the sensitivity of a removal from the system after the removal. The module's docstring defines the symbols.
 
-    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the rows removed; y: (L, K), their targets;
-    weights: (L,); mean: (J,) and total: the mean and weight n' of the samples left; None unless the intercept is free.
+    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the removed rows; y: (L, K), their targets;
+    weights: (L,); mean: (J,) and total: the mean and weight n' of the remaining samples, or None unless the intercept is free.
     """
     J = w.shape[0]
     residuals = y - (x @ w + b)  # (L, K)

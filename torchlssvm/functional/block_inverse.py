@@ -1,29 +1,31 @@
-"""The inverse of a growing and shrinking matrix, by blocks (Duan et al., Lemma 1 and equations (8), (9)).
+"""The inverse of a matrix that gains and loses rows, updated by blocks (Duan et al., Lemma 1 and equations (8), (9)).
 
-Q is symmetric and positive definite, and U = Q^-1. Both updates change U by a symmetric term of low rank. Each term is
-returned as rows Z (k, N) and a sign, U_new = U + sign Z^T Z, so that one matrix product can add many terms.
+Let Q (N, N) be symmetric and positive definite, and U = Q^-1. Adding or removing k rows and columns of Q changes U by a
+symmetric term of rank k. The functions here return this term as rows Z (k, N) and a sign, such that U_new = U + sign Z^T Z.
+The rows of several terms can be stacked, and one matrix product then applies all of them.
 
-**Removing** k rows (9): with R = (U_11, U_12) the k rows of U and U_11 = L L^T,
+**Removing** k rows (9): let R = (U_11, U_12) be the k rows of U, and let L be the Cholesky factor of U_11 = L L^T. Then
 
     U_new = U - R^T U_11^-1 R = U - Z^T Z,      Z = L^-1 R.
 
 The removed rows and columns become zero. The remaining entries are U_keep - U_12^T U_11^-1 U_12.
 
-**Adding** k rows reverses the same lemma. With Q_c (k, N) the new rows of Q against the old ones, B = Q_c U,
-and the Schur complement S = Q_cc - B Q_c^T = L L^T,
+**Adding** k rows applies the same lemma in reverse. Let Q_c (k, N) hold the entries of Q between the new rows and the old ones,
+and Q_cc (k, k) those among the new rows. With B = Q_c U and the Schur complement S = Q_cc - B Q_c^T = L L^T,
 
     U_new = U + [-B, I]^T S^-1 [-B, I] = U + Z^T Z,      Z = L^-1 [-B, I].
 
-A product h = U t, such as the solution, can be updated with k passes over a vector, without a pass over U:
+A product h = U t (N, m), such as the solution of a linear system, is updated from Z alone, without reading U:
 
     removing:  h_new = h - Z^T (L^-1 h_1),              h_1 (k, m) the removed rows of h
     adding:    h_new = h + Z^T (L^-1 (t_c - B t)),      t_c (k, m) the new rows of t
 
-**Share.** The share is the smallest fraction of a diagonal entry that is left after the cancellation in an update. Rounding
-errors of U grow by its inverse. Adding rows cancels in Q_cc (the Schur complement); removing rows cancels in the diagonal of U.
-For a removal, the removed block alone gives a bound. Let u = U_1j, so that U_jj,new / U_jj = 1 - u^T U_11^-1 u / U_jj. The
-matrix U_11 - u u^T / U_jj is the block without j, and it is at least Q_11^-1. So the ratio is at least the smallest eigenvalue
-of U_11^-1 Q_11^-1, and hence at least 1 / trace(Q_11 U_11).
+**Share.** Both updates subtract nearly equal numbers when rows of Q are nearly dependent: an addition in the diagonal of the
+Schur complement, and a removal in the diagonal of U. The *share* is the smallest fraction of a diagonal entry that is left
+after the subtraction. Rounding errors of U grow by the factor 1 / share. For a removal, the removed block alone gives a lower
+bound. Let u = U_1j for a remaining row j, so that U_jj,new / U_jj = 1 - u^T U_11^-1 u / U_jj. The matrix U_11 - u u^T / U_jj is
+the block of the inverse without row j, which is at least Q_11^-1. The ratio is therefore at least the smallest eigenvalue of
+U_11^-1 Q_11^-1, and hence at least 1 / trace(Q_11 U_11).
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from torchlssvm.functional.whitened import inverse_lower
 class Term(NamedTuple):
     """A change of U by ``sign`` Z^T Z and of h = U t by ``sign`` Z^T v.
 
-    ``L`` (k, k) is the Cholesky factor of the block that was inverted. ``share`` is defined in the module's docstring. It is
-    zero, negative or NaN if the block is not positive definite.
+    ``L`` (k, k) is the Cholesky factor of the block that was inverted. The module's docstring defines ``share``, which is zero,
+    negative or NaN if the block is not positive definite.
     """
 
     Z: Tensor  # (k, N)

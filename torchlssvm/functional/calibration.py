@@ -1,17 +1,20 @@
 r"""Maps from scores to probabilities (temperature, Platt's sigmoid, isotonic regression), and measures of their calibration.
 
-Each map minimizes a convex function of (score, label) pairs. The minimization starts at a fixed point and runs to convergence,
-so the map depends on the pairs alone. A map fitted again after a removal therefore equals a map fitted only on the rest.
+Let s be the scores of a sample, s_k the score of class k, y the label, and d_i the weight of sample i. The three maps are
 
-Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t > 0
-Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s + c)))
-Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
+    Temperature (one number for all classes):  p = softmax(t s), where t > 0 minimizes the log-loss sum_i d_i L_i(t)
+    Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s_k + c)))
+    Isotonic (one function for each class):    p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
 
-The targets are those of Platt (1999), (n_+ + 1) / (n_+ + 2) and 1 / (n_- + 2). They lie slightly inside 0 and 1, so separable
-scores give finite parameters. With several classes, the probabilities are normalized to a sum of one.
+Fitting a map minimizes a convex function of the (score, label) pairs, from a fixed starting point to convergence. The fitted
+map therefore depends on the pairs alone: after a removal, a new fit equals a fit on only the remaining samples.
 
-A temperature keeps the order of the scores, so the most probable class is the predicted one. The other two maps also move the
-border between classes. Near the border, the most probable class may therefore differ from the one with the largest score.
+Platt's sigmoid is fitted to the targets of Platt (1999), (n_+ + 1) / (n_+ + 2) for the n_+ samples of the class and
+1 / (n_- + 2) for the n_- others. The targets lie slightly inside 0 and 1, so that the parameters stay finite even if the scores
+separate the classes perfectly. With several classes, the probabilities are normalized to a sum of one.
+
+A temperature preserves the order of the scores, so the most probable class is always the predicted class. The other two maps
+treat each class separately and can change the order of two classes with similar scores.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from torch import Tensor
 
 
 def least_squares(scores: Tensor) -> Tensor:
-    """Project (1 + s) / 2 to rows >= 0 that sum to 1 (B, K). A least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
+    """Estimate probabilities (B, K) from the scores s of a least-squares fit to targets -1 and +1.
 
-    The Euclidean projection (Held, Wolfe, Crowder 1974) subtracts one number from each row and clips the row at 0, so it keeps
-    the classes in the order of their scores.
+    Such a score estimates 2 P(k | x) - 1, so (1 + s) / 2 estimates P(k | x). Each row is projected to the nearest row of
+    nonnegative numbers that sum to 1 (Held, Wolfe, Crowder 1974). The projection subtracts one number from the row and clips
+    the row at 0, which preserves the order of the classes.
     """
     p = (1.0 + scores) / 2
     sorted_, _ = p.sort(1, descending=True)
@@ -45,8 +49,8 @@ def minimized(
 ) -> Tensor:
     """Minimize a convex loss between bounds by Newton's method with halved steps (Lin, Lin, Weng 2007).
 
-    The method stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps. An increase of
-    the loss by up to 1e-13 of its value is treated as rounding.
+    A step is halved until it does not increase the loss. An increase by up to 1e-13 of the loss counts as rounding. The method
+    stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps.
     """
     value = loss(theta)
     for _ in range(100):
@@ -113,9 +117,10 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
 
 
 def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit a nondecreasing function: knots (m,) and values (m,). It is linear between knots and constant beyond them.
+    """Fit a nondecreasing function and return its knots (m,) and its values at the knots (m,).
 
-    s: (n,) scores; hit: (n,) bool; d: (n,) weights. Equal scores are pooled first.
+    The function is linear between knots and constant beyond them. s: (n,) scores; hit: (n,) bool; d: (n,) weights. Equal scores
+    are pooled first.
     """
     knots, which = s.unique(return_inverse=True)
     weight = torch.zeros_like(knots).index_add_(0, which, d)
@@ -139,7 +144,7 @@ def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Interpolate linearly between knots; constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
+    """Interpolate linearly between knots, and constantly beyond them. x: (B,); knots, values: (m,), knots increasing."""
     if len(knots) == 1:
         return values.expand(len(x)).clone()
     right = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)

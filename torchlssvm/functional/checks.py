@@ -1,4 +1,4 @@
-"""Input checks. Checks that need no data run first; all others share a single read from the device."""
+"""Input checks. Checks of shapes and types run first, because they need no data. All others share one read from the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_fake(*tensors: Tensor | None) -> bool:
 
 
 def not_finite(t: Tensor) -> bool:
-    """Tell whether an entry is infinite or NaN. If the sum is finite, all entries are, so one pass is usually enough."""
+    """Tell whether an entry is infinite or NaN. If the sum is finite, so are all entries, and one pass over them is enough."""
     if not t.numel() or is_fake(t):
         return False
     with threads_for(PASS_WORK * t.numel()):
@@ -100,7 +100,7 @@ def first_text(value: Any) -> str | None:
 
 
 def id_list(ids: Any) -> list[int]:
-    """Return sample ids (a tensor, array, list or number) as a list. Raises ValueError unless they are integers, not a mask."""
+    """Return sample ids (a tensor, array, list or number) as a list. Raises ValueError unless they are integers (no mask)."""
     if isinstance(ids, np.integer) or (isinstance(ids, int) and not isinstance(ids, bool)):
         return [int(ids)]
     if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
@@ -143,7 +143,7 @@ def sparse_features(given: Any, device: torch.device) -> Tensor | None:
 
 
 def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
-    """x as a float (B, J) tensor. Sparse rows, torch's or scipy's, stay sparse (coalesced) if ``sparse``, else become dense."""
+    """Return x as a float (B, J) tensor. Sparse rows (torch's or scipy's) stay sparse if ``sparse``, else become dense."""
     x = sparse_features(given, device)
     if x is None:
         x = as_tensor(given, "x", device)
@@ -168,7 +168,7 @@ def scored_features(x: Any, J: int, device: torch.device, sparse: bool = False) 
 def targets(y: Any, x: Tensor, K: int, mode: str | None = None) -> tuple[Tensor, str]:
     """y as int64 labels (B,), kind "labels", or as float targets (B, K), kind "values".
 
-    ``mode``: None for either kind; "multilabel" and "regression" take (B, K) only, or (B,) if K = 1.
+    With ``mode`` None, y may be of either kind. With "multilabel" or "regression", y must be (B, K), or may be (B,) if K = 1.
     """
     y = as_tensor(y, "y", x.device)
     if y.ndim == 0 or y.shape[0] != x.shape[0]:
@@ -220,7 +220,7 @@ def raise_not_binary(y: Tensor) -> None:
 
 
 def thresholds(given: Any, K: int, device: torch.device) -> Tensor:
-    """Thresholds of labels (K,): one number for all labels, or one for each; float64. None is 0 for all."""
+    """Return the thresholds of K labels as float64 (K,), from one number for all, one for each, or None for 0."""
     if given is None:
         return torch.zeros(K, dtype=torch.float64, device=device)
     values = as_tensor(given, "thresholds", device).to(torch.float64)
@@ -242,7 +242,7 @@ def weights(given: Any, x: Tensor) -> Tensor | None:
 
 
 def row_largest(x: Tensor) -> Tensor:
-    """The largest magnitude of each row (B,), NaN where the row holds one."""
+    """Return the largest magnitude of each row (B,), or NaN if the row contains NaN."""
     if x.is_sparse:
         return sparse_rows.row_largest(x)
     if x.shape[1] == 0:
@@ -263,7 +263,7 @@ def raise_not_finite(name: str, values: Tensor) -> None:
 
 
 def finite_scores(scores: Tensor) -> Tensor:
-    """Return scores (B, K) if they are finite; ValueError with the first row that is not. One read from the device."""
+    """Return scores (B, K) if they are finite, else raise ValueError with the first row that is not. Reads the device once."""
     if not torch.compiler.is_compiling() and not_finite(scores):
         bad = (~scores.isfinite().all(1)).nonzero()[:, 0]
         raise ValueError(

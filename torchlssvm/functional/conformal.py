@@ -1,13 +1,15 @@
 r"""Conformal prediction sets from leave-one-out scores: sets that contain the right class in a stated share of cases.
 
-The misfit of class k to a sample is r(x, k) = max_{l != k} s_l(x) - s_k(x), which is negative for the predicted class. For each
-training sample, leave-one-out gives r_i = r(x_i, y_i) under the head that never saw sample i. With n samples and level p,
+Let s_k(x) be the score of class k at x. The misfit of class k is r(x, k) = max_{l != k} s_l(x) - s_k(x), the distance by which
+another class is ahead. It is negative for the predicted class. For each of the n training samples, let r_i = r(x_i, y_i) be the
+misfit of its own label, scored by the head that never saw sample i. For a level p, such as 0.9,
 
     q = the ceil(p (n + 1))-th smallest r_i,        set(x) = {k : r(x, k) <= q}.
 
 If new samples come from the same distribution, set(x) contains the right class with probability about p. This is the jackknife
-of Barber, Candes, Ramdas and Tibshirani (2021): x is scored by the head of all samples, which differs by O(1/n) from a head
-without one sample. A set may hold several classes, and it is empty if even the best class has a misfit above q.
+of Barber, Candes, Ramdas and Tibshirani (2021). The probability is approximate because the head of all samples scores x, and
+that head differs by O(1/n) from a head without one sample. A set may contain several classes. It is empty if the misfit of even
+the best class is above q.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def misfit(scores: Tensor) -> Tensor:
 
 
 def threshold(own: Tensor, level: float) -> float:
-    """q: the ceil(level (n + 1))-th smallest of the misfits of the samples' own labels; infinite for too few. own: (n,).
+    """Return q, the ceil(level (n + 1))-th smallest misfit of the samples' own labels (n,), or infinity with too few samples.
 
     >>> threshold(torch.arange(9.0), 0.5), threshold(torch.arange(9.0), 0.95)
     (4.0, inf)

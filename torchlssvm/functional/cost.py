@@ -1,9 +1,10 @@
-"""The choice between updating and solving again, made in one place.
+"""The choice between updating a solution and solving again.
 
-Flops for J features and L changed columns: Theorem 1 costs 4 J^2 L if the inverse is kept up to date, and 2 J^2 L for w alone.
-Solving for w from statistics costs J^3 / 3 (one Cholesky factorization, at about half the rate of a matrix product), and
-computing the inverse as well costs J^3. Including the L x L part of Theorem 1, both ways cost the same at L between J/6 and
-J/4 for w alone, and near J/8 with the inverse; ``recipes/benchmarks/linear_head.py --only crossover`` measures this point.
+Let J be the number of features and L the number of changed columns. An update by Theorem 1 takes 2 J^2 L floating point
+operations (flops) for the weights w, and 4 J^2 L if it also updates the inverse. Solving for w from statistics takes one
+Cholesky factorization of J^3 / 3 flops, which run at about half the rate of a matrix product. Computing the inverse as well
+takes J^3 flops. Including the L x L part of Theorem 1, both ways take the same time at L between J/6 and J/4 for w alone, and
+near J/8 with the inverse. ``recipes/benchmarks/linear_head.py --only crossover`` measures this point.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 
     changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    # 2**22: numbers (32 MiB) in the rows of a change above which a solve is made, beyond J = 5,000. Theorem 1 needs six such
-    # arrays
+    # 2**22: if the changed rows have more numbers than this (32 MiB), a solve is made, because Theorem 1 needs six such arrays.
+    # This limit matters beyond J = 5,000.
     many = changed > (J // 8 if inverse else J // 6) or changed * J > 2**22
     # 48: below this many features a factorization is cheaper than the bookkeeping of an update
     # 8 J: columns of updates after which an inverse is computed from scratch, to limit rounding errors
@@ -27,9 +28,10 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 def batch_size(J: int) -> int:
     """The batch size at which Theorem 1 costs least per sample when there are no statistics to solve from.
 
-    A batch of L columns costs about t0 + s J^2 + (4 J^2 L + 4 J L^2) / f seconds: a fixed overhead, three passes over the
-    inverse, and the products. Per sample this is least at L = sqrt((t0 + s J^2) f / (4 J)). Only the rough size matters:
-    the curve is flat (see ``recipes/mnist_parity.py``). t0 = 0.3 ms, s = 24 bytes at 10 GB/s, f = 60 GFlop/s.
+    A batch of L columns takes about t0 + s J^2 + (4 J^2 L + 4 J L^2) / f seconds. The three terms are a fixed overhead
+    (t0 = 0.3 ms), three passes over the inverse (s = 24 bytes at 10 GB/s), and the products (f = 60 GFlop/s). The time per
+    sample is least at L = sqrt((t0 + s J^2) f / (4 J)). An approximate size is enough, because the time changes little around
+    the minimum (see ``recipes/mnist_parity.py``).
     """
     return max(16, min(1024, round(math.sqrt((3e-4 + 2.4e-9 * J * J) * 60e9 / (4 * J)))))
 
@@ -38,10 +40,12 @@ SMALL_KERNEL = 64
 """Below this many samples, a kernel machine factors its matrix again, which is cheaper than an update and has no drift."""
 
 LEAST_SHARE = 1e-3
-"""If all but this share cancels in an update (a near-duplicate at a large C), a kernel machine factors again instead."""
+"""A kernel machine factors again if an update would leave less than this share of a number after cancellation, as happens for
+near-duplicates at a large C."""
 
 DEFERRED_ROWS = 64
-"""Rows of low-rank terms that wait for one product with the inverse of a kernel machine. Each adds n to reading a row."""
+"""A kernel machine collects up to this many rows of low-rank terms before one product adds them to its inverse. Until then,
+each of these rows adds n operations to reading a row of the inverse."""
 
 
 LARGEST_KEPT_MATRIX = 512
@@ -51,12 +55,13 @@ LARGEST_KEPT_MATRIX = 512
 def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: bool = False) -> bool:
     """Whether a kernel machine of n samples should update its inverse instead of factoring the new matrix.
 
-    Updating costs 4 n^2 flops for an added row (bordered inverse) and 2 n^2 for a removed row (Schur complement), at the rate
-    of a product. For the r = n + added - removed samples left, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about
-    half that rate, plus the kernel. With a known inverse, both ways cost the same at 2 r^3. With a factor alone (after a bulk
-    change), each row costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so updating up to r / 6 rows pays. If
-    more rows are removed than can wait, the matrix is factored again. If the matrix is kept (``gram``), updating several rows
-    pays only if the update and its bookkeeping cost less than a factorization. Updating one row always pays.
+    An update takes 4 n^2 flops for an added row (bordered inverse) and 2 n^2 for a removed row (Schur complement), at the rate
+    of a matrix product. Let r = n + added - removed be the number of samples after the change. Factoring their matrix takes
+    r^3 / 3 flops and the inverse 2 r^3 / 3 more, at about half that rate, in addition to the kernel evaluations. If the inverse
+    is known, updating is cheaper until its flops reach 2 r^3. If only a factor is known (after a bulk change), each row takes
+    2 n^2 flops in two triangular solves, so updating pays for up to r / 6 rows, of which at most DEFERRED_ROWS are removed.
+    If the matrix is kept (``gram``), updating several rows pays only if the update and its bookkeeping are cheaper than a
+    factorization. Updating one row always pays.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures these costs.
     """
     left = n + added - removed

@@ -1,10 +1,12 @@
 """A test of whether given sums can be sums over samples.
 
-The sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. If G is not, then some sample
-was removed that was never added, or was removed twice. The test first scales G to a unit diagonal, S = D^-1/2 G D^-1/2. The
-scaling keeps all signs and gives features of any scale equal influence. For every semidefinite G, S + t I with
-t = 1e-12 (J + 1) has a Cholesky factorization in spite of rounding, whose backward error is about 1e-16 (J + 1). A failed
-factorization therefore proves a wrong removal. Violations smaller than t are not detected.
+Let q be the rows of J features. The matrix of their sums, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], is positive
+semidefinite. If G is not, then a sample was removed twice, or was removed without having been added.
+
+The test scales G to a unit diagonal, S = D^-1/2 G D^-1/2, so that features of every scale have equal influence. It then tries
+a Cholesky factorization of S + t I with t = 1e-12 (J + 1). The backward error of the factorization is only about
+1e-16 (J + 1), so it succeeds for every semidefinite G. A failed factorization therefore proves a wrong removal. The test does
+not detect violations smaller than t.
 """
 
 from __future__ import annotations

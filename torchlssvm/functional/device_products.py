@@ -1,10 +1,10 @@
 """A test that a device multiplies integers exactly in float64, which exact integer sums require.
 
-Some hardware has few float64 units, and its libraries may emulate large float64 products with fewer bits. The test forms
-M = Q^T Q for integers Q (4096 x 1024) up to 2^20 in magnitude. The entries of M are at most 2^52, so float64 can hold all of
-them exactly. The host checks M by Freivalds' test, M r = Q^T (Q r) for random 64-bit vectors r in integers modulo 2^64. With
-one vector, a wrong M passes with a probability of at most d / 2^64, where d is the largest power of two that divides all its
-errors. Each error is below 2^53, and so is d.
+Some hardware has few float64 units, and its libraries may emulate large float64 products with fewer bits. The test computes
+M = Q^T Q on the device for a matrix Q (4096 x 1024) of integers up to 2^20 in magnitude. The entries of M are at most 2^52, so
+float64 can represent all of them exactly. The host then checks M by Freivalds' test: M r must equal Q^T (Q r) for random
+vectors r of 64-bit integers, computed modulo 2^64. With one vector, a wrong M passes with a probability of at most d / 2^64,
+where d is the largest power of two that divides all errors of M. Since each error is below 2^53, so is d.
 """
 
 from __future__ import annotations

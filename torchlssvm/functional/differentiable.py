@@ -7,7 +7,8 @@ b = mean(y) - w^T mean(x). The score of sample i by the head that never saw it i
 
 With fewer samples than features, the (n, n) matrix G = X X^T + rho I gives the same scores: y_i - f(x_i) = rho (G^-1 Y)_i and
 1 - h_i = rho (G^-1)_ii - 1/n. The computation uses a Cholesky factor and triangular solves, which autograd differentiates in
-closed form. So you can train a network for the generalization of the *head* on it (R2-D2, MetaOptNet), and then freeze it.
+closed form. You can therefore train a network so that the *head* on its features generalizes, as in R2-D2 and MetaOptNet, and
+then freeze the network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torchlssvm.functional import checks
 
 
 class Fit(NamedTuple):
-    """A fitted head. Scores are x @ w + b; ``leave_one_out`` (n, K) holds the scores of each sample without itself."""
+    """A fitted head with scores x @ w + b. ``leave_one_out`` (n, K) holds the scores of each sample by a head without it."""
 
     w: Tensor  # (J, K)
     b: Tensor  # (K,)
@@ -75,12 +76,12 @@ def fit(x: Tensor, y: Tensor, rho: float | Tensor = 1.0, intercept: str = "free"
 
 
 class LeaveOneOutLoss(nn.Module):
-    """The loss of the leave-one-out scores of a least-squares SVM: train a feature map so that the head on it generalizes.
+    """The loss of the leave-one-out scores of a least-squares SVM. Minimize it to train features on which the head generalizes.
 
     Args:
-        rho: the regularization to start from; it is learned with the map unless ``learn_rho=False``.
+        rho: the initial regularization. It is learned with the features unless ``learn_rho=False``.
         loss: ``"cross_entropy"`` of the scores times a learned factor, or ``"squared"`` distance to the targets -1 and +1.
-        learn_rho: learn rho, as exp of a parameter.
+        learn_rho: whether to learn rho. The parameter is log(rho), so rho stays positive.
 
     Example:
         >>> import torch

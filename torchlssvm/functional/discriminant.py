@@ -1,11 +1,12 @@
-"""Linear discriminant analysis from the solution of a least-squares head, by a K x K matrix.
+"""Linear discriminant analysis, computed from the solution of a least-squares head and a K x K matrix.
 
-Class k has n_k samples with mean mu_k. Let N = diag(n_k), n = sum n_k, m the mean of all samples, and mu_k - m row k of
-M (K, J). The within-class scatter is the total scatter minus the scatter of the means, S_w = S_t - M^T N M. The analysis uses
+There are J features and K classes. Class k has n_k samples with the mean mu_k. Let N = diag(n_k), n = sum n_k and m the mean of
+all samples. Row k of M (K, J) is mu_k - m. The within-class scatter is the total scatter minus the scatter of the class means,
+S_w = S_t - M^T N M. The covariance is regularized by a ridge rho and scaled so that its trace does not change:
 
-    Sigma = c (S_w + rho I) / n,      c = tr S_w / (tr S_w + rho J),
+    Sigma = c (S_w + rho I) / n,      c = tr S_w / (tr S_w + rho J).
 
-so that the ridge does not change the trace. The scores are log posteriors up to a constant that all classes share:
+The scores are the log posterior probabilities up to a constant that all classes share:
 
     f_k(x) = M_k Sigma^-1 (x - m) - M_k Sigma^-1 M_k^T / 2 + log(n_k / n).
 
@@ -17,18 +18,20 @@ A = S_t + rho I. So U = A^-1 M^T = W N^-1 / 2 is known, S_w + rho I = A - M^T N 
 
     (S_w + rho I)^-1 M^T = U (I - N M U)^-1.
 
-So the weights of the discriminant are the least-squares weights times a K x K matrix, and adding, removing and merging samples
-need no further state. All eigenvalues of N M U are below 1, since A exceeds M^T N M by at least rho I.
+The weights of the discriminant are therefore the least-squares weights times a K x K matrix. Adding, removing and merging
+samples need no state beyond that of the least-squares head. The inverse exists: all eigenvalues of N M U are below 1, since
+A exceeds M^T N M by at least rho I.
 
-**Leaving samples out.** Remove samples x_i with weights t_i, tau = sum t_i, from a class k of weight n_k. With
-d_i = x_i - mu_k and e = sum t_i d_i, the class keeps the weight n_k - tau and the mean mu_k - e / (n_k - tau). Its scatter
-decreases by sum t_i d_i d_i^T + e e^T / (n_k - tau). So B = S_w + rho I becomes B - E E^T, where E has one column for each
-sample and one for each class. By the Woodbury identity,
+**Leaving samples out.** Remove samples x_i with weights t_i from class k, and let tau = sum t_i. With d_i = x_i - mu_k and
+e = sum t_i d_i, the remaining class has the weight n_k - tau and the mean mu_k - e / (n_k - tau). Its scatter decreases by
+sum t_i d_i d_i^T + e e^T / (n_k - tau). So B = S_w + rho I becomes B - E E^T, where E has one column for each removed sample
+and one for each class. By the Woodbury identity,
 
     (B - E E^T)^-1 = B^-1 + B^-1 E (I - E^T B^-1 E)^-1 E^T B^-1.
 
-A single sample gives a single column, sqrt(g) d with g = t n_k / (n_k - t). The mean moves by m' = -sum t_i (x_i - m) / n',
-n' = n - tau. Centring on the new mean changes the scores of all classes by the same -m'^T B'^-1 x + m'^T B'^-1 m' / 2.
+A single sample gives a single column, sqrt(g) d with g = t n_k / (n_k - t). The mean of all samples moves by
+m' = -sum t_i (x_i - m) / n' with n' = n - tau. Centring on the new mean adds the same number,
+-m'^T B'^-1 x + m'^T B'^-1 m' / 2, to the scores of all classes.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
         trace: trace of the within-class scatter S_w.
         rho: the ridge.
 
-    A class without samples gets zero weights and b = -1e30. This is below any other score, but finite, so it can be calibrated.
+    A class without samples gets zero weights and b = -1e30, a score below all others, but finite, so that it can be calibrated.
     """
     present = counts > 0
     n_k = torch.where(present, counts, torch.ones_like(counts))
@@ -99,8 +102,8 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
 def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Compute scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
 
-    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). A class whose only sample is left out is empty, and
-    scores below all others.
+    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). If a class loses its only sample, its score is below
+    all others.
     """
     means, counts = system.means, system.counts
     Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
@@ -131,7 +134,7 @@ def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple
 
 
 def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute scores (R, K) of the samples of one group, without all of them, and their joint leverage, repeated (R,).
+    """Compute scores (R, K) of the samples of one group by a head without the group, and their joint leverage, repeated (R,).
 
     x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,).
     """

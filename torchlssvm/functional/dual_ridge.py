@@ -1,28 +1,31 @@
 r"""Ridge regression with fewer samples than features, solved in the space of the samples.
 
-The samples have weights d (n,), N is their number with copies, and G = X X^T (n, n). With a free intercept, rows and targets
-are centred on their weighted means and then scaled by the root of their weight. With H = I - 1 d^T / sum d and D = diag(d),
-K = D^1/2 H G H^T D^1/2 and
+There are n distinct samples with weights d (n,), and N samples if copies are counted. X are their features, Y their targets,
+and G = X X^T (n, n). With a free intercept, rows and targets are centred on their weighted means and then scaled by the square
+root of their weight. Let D = diag(d) and H = I - 1 d^T / sum d. The system matrix is K = D^1/2 H G H^T D^1/2, and the solution
+is
 
     alpha = (K + rho I)^-1 Y,    w = X^T D^1/2 alpha,    b = mean(y) - mean(x) w.
 
 **The null direction.** Since rows and targets are centred, K u = 0 and u^T Y = 0 for u = d^1/2 / |d^1/2|. So alpha also equals
-(K + rho I + c u u^T)^-1 Y for any c. With c the mean eigenvalue, this system stays well conditioned for every small rho. Its
-inverse A differs from (K + rho I)^-1 by (1 / (rho + c) - 1 / rho) u u^T. Without an intercept, c is zero.
+(K + rho I + c u u^T)^-1 Y for any c. If c is the mean eigenvalue, this system is well conditioned in the direction u even for a
+small rho. Its inverse A differs from (K + rho I)^-1 by (1 / (rho + c) - 1 / rho) u u^T. Without an intercept there is no such
+direction: u is zero, and the terms with 1 / (rho + c) below vanish.
 
-**Leaving out** sample i: y_i - f(x_i) = alpha_i / (d_i^1/2 (A_ii - u_i^2 / (rho + c))).
+**Leaving out** sample i: y_i - f(x_i) = alpha_i / (d_i^1/2 (A_ii - u_i^2 / (rho + c))), where f is fitted without sample i.
 
-**GCV** is n rss / left^2 with rss = rho^2 |alpha|^2 and left = N - n + rho (tr A - 1 / (rho + c)), a form without cancellation.
+**Generalized cross-validation** (GCV) is n rss / left^2, where rss = rho^2 |alpha|^2 is the residual sum of squares and
+left = N - n + rho (tr A - 1 / (rho + c)) the residual degrees of freedom. This form loses no digits to cancellation.
 
-For many values of rho, Householder reflections first reduce K = Q B Q^T to a band matrix B. This takes 4/3 n^3 operations, all
-in matrix products. (A reduction to tridiagonal form, as for eigenvalues, does half of them in slower matrix-vector products.)
-B is a chain of small blocks, D_i on its diagonal and C_i below. Each value of rho then takes an elimination of O(n) from the
-first block to the last. With F_0 = D_0 + rho I,
+**Many values of rho.** Householder reflections first reduce K = Q B Q^T to a band matrix B. The reduction takes 4/3 n^3
+operations, all in matrix products. (A reduction to tridiagonal form, as for eigenvalues, does half of them in slower
+matrix-vector products.) B consists of small blocks, D_i on the diagonal and C_i below. For each value of rho, a block
+elimination in O(n) runs from the first block to the last. With F_0 = D_0 + rho I,
 
     F_i = D_i + rho I - C F_{i-1}^-1 C^T,    F_i' = I + C F_{i-1}^-1 F_{i-1}' F_{i-1}^-1 C^T,
-    tr (B + rho I)^-1 = sum_i tr F_i^-1 F_i',
+    tr (B + rho I)^-1 = sum_i tr F_i^-1 F_i'.
 
-The trace is the derivative of log det (B + rho I) = sum log det F_i.
+F_i' is the derivative of F_i in rho, and the trace is the derivative of log det (B + rho I) = sum log det F_i.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class DualSystem(NamedTuple):
 
     K: Tensor  # (n, n), the lower triangle
     Y: Tensor  # (n, outputs)
-    u: Tensor  # (n,) the direction that the centring took; zeros without an intercept
+    u: Tensor  # (n,) the direction that centring removes; zeros without an intercept
     root: Tensor  # (n,) d^1/2
     copies: float  # N - n
 
@@ -62,8 +65,8 @@ def centred(G: Tensor, d: Tensor) -> Tensor:
 def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
     """Return alpha (n, outputs), and True if K + rho I has a Cholesky factor.
 
-    The factor does not exist if rho is below the rounding errors of linearly dependent rows. alpha then has no part in the
-    directions q in which K is zero up to rounding. These directions do not contribute to w, since X^T q is zero.
+    The factor does not exist if rows are linearly dependent and rho is below their rounding errors. In that case, alpha has no
+    component in the directions q in which K is zero up to rounding. Since X^T q is zero, these directions do not affect w.
     """
     K, Y = system.K, system.Y
     system.shift()
@@ -77,7 +80,7 @@ def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
 
 
 def left_out(system: DualSystem, rho: float) -> Tensor:
-    """Return leave-one-out residuals (n, outputs). LinAlgError of torch if rho is below the rounding of dependent rows."""
+    """Return leave-one-out residuals (n, outputs). Raises LinAlgError if rho is below the rounding errors of dependent rows."""
     c = system.shift()
     system.K.diagonal().add_(rho)
     A = torch.cholesky_inverse(torch.linalg.cholesky(system.K))
@@ -86,7 +89,7 @@ def left_out(system: DualSystem, rho: float) -> Tensor:
 
 
 def left_out_errors(system: DualSystem, rhos: Tensor) -> Tensor:
-    """Squared leave-one-out errors (r, n), the mean over outputs, for many values from one eigendecomposition. rhos: (r,)."""
+    """Return squared leave-one-out errors (r, n), averaged over outputs, from one eigendecomposition. rhos: (r,)."""
     c = system.shift()
     s, Q = torch.linalg.eigh(system.K)
     s, Z, squares, out = s.clamp(min=0.0), Q.mT @ system.Y, Q.square(), []
@@ -114,7 +117,7 @@ class Band(NamedTuple):
     reflections: list[Reflection]
 
     def path(self, rhos: Tensor, copies: float, c: float) -> tuple[Tensor, Tensor]:
-        """GCV (r,) but for a factor, and solutions (r, n, outputs) in the coordinates of the band. rhos: (r,)."""
+        """Return GCV (r,), up to a constant factor, and Q^T alpha (r, n, outputs) for each value of rho. rhos: (r,)."""
         eye = torch.eye(len(self.diagonal[0]), dtype=rhos.dtype)
         ridge, trace = rhos[:, None, None], torch.zeros_like(rhos)
         F, dF, u = (
@@ -150,10 +153,10 @@ class Band(NamedTuple):
 def reduce_to_band(K: Tensor, Y: Tensor, width: int = 64) -> Band:
     """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y.
 
-    width: columns of the band. 64 are enough for fast products, and few enough for quick elimination of its blocks.
+    width: the number of rows and columns of a block. 64 is enough for fast products, and small enough for fast elimination.
     """
     n, diagonal, below, reflections = len(K), [], [], []
-    # 512: columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below
+    # 512: the columns that one product computes, in the square on the diagonal and below it
     edges = [*range(0, n, 512), n]
     for c, e in pairwise(edges):
         K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)

@@ -1,15 +1,16 @@
-"""Packed Gram matrices: the lower half of sums of q q^T, formed at the speed of a matrix product.
+"""Packed Gram matrices: the lower triangle of sums of q q^T, computed at the speed of a matrix product.
 
-The lower triangle of M = sum q q^T (J x J) is stored as *strips*. Strip i holds rows a..b and columns 0..b of M as a contiguous
-(b - a, b) matrix, so one product of shape (b - a, R) x (R, b) updates it. With about eight strips, the products do 9/16 of
-the work of the full product. The last strip is extended by the rows of V = sum z q^T for a few side columns z (one-hot labels,
-a constant, targets), so the last product computes V as well.
+The lower triangle of M = sum q q^T (J x J) is stored in *strips*. A strip holds rows a to b and columns 0 to b of M as a
+contiguous (b - a, b) matrix, so that one matrix product updates it. With about eight strips, the products do 9/16 of the work
+of the full product. A few side columns z (one-hot labels, a constant, targets) may accompany each row q. The rows of
+V = sum z q^T are appended to the last strip, so that its product computes V as well.
 
-Tall strips make products fast, and low strips save memory. Sums that are kept, for example one per class, therefore use strips
-of 24 rows once J is large. At J = 1024 these strips take 2 % more memory than the bare triangle, and eight strips take 14 %
-more. :func:`carry_` adds sums in one layout to sums in the other.
+Tall strips make products fast, and short strips save memory. There are therefore two layouts once J is large: about eight tall
+strips in which products are computed, and strips of 24 rows for sums that are kept, for example one per class. At J = 1024,
+strips of 24 rows take 2 % more memory than the triangle alone, and eight strips 14 % more. :func:`carry_` adds sums in the
+first layout to sums in the second.
 
-Exactness: with integer q, a float64 product is exact while the sum of the rows' largest squares stays below 2^53.
+With integers q, a float64 product is exact as long as the sum over all rows of their largest square stays below 2^53.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LARGEST_EXACT_INTEGER = 2**53
 
 
 def product_strip_rows(J: int) -> int:
-    """Return the height of strips for products. There are about eight strips; 48 rows suit the tiles of a float64 product."""
+    """Return the height of strips for products: about J / 8, in multiples of 48 to match the tiles of a float64 product."""
     return 48 * max(1, round(J / 384))
 
 
@@ -65,7 +66,7 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
     """Add alpha * sum over rows of [q; z] q^T to packed, in place.
 
     packed: float64, in strips for products; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
-    times their multiplicities, if these are not all one. Each thread takes the largest strip that is left.
+    times their multiplicities, or None if these are all one. Threads process the strips in parallel, the largest first.
     """
     right = rows if scaled is None else scaled
     R = rows.shape[1] - J
@@ -129,13 +130,13 @@ def unpack(packed: Tensor, J: int) -> Tensor:
 
 
 def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """Add alpha * sum over rows of [q; z] q^T to total, a few strips at a time, for sums too large to be kept twice.
+    """Add alpha * sum over rows of [q; z] q^T to total, a few strips at a time, for sums too large to be held in memory twice.
 
-    total: in strips to keep; rows, scaled: as for :func:`accumulate_`, whose products are exact.
+    total: in strips to keep; rows, scaled: as for :func:`accumulate_`. The products of these rows must be exact.
     """
     right = rows if scaled is None else scaled
     R, kept = rows.shape[1] - J, strip_views(total, J)
-    # 2**21: numbers (16 MiB) of one product that is added to sums which are kept once
+    # 2**21: the largest number of entries (16 MiB) that one product computes before they are added to the sums
     some = max(1, 2**21 // (J * (kept[0][1] - kept[0][0])))  # strips in a product
     for start in range(0, len(kept), some):
         part = kept[start : start + some]
@@ -148,9 +149,9 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
 
 
 def exact_products(rows: Tensor, vectors: Tensor) -> Tensor:
-    """Exact products rows @ vectors^T (B, m) as int64.
+    """Compute rows @ vectors^T (B, m) exactly, as int64.
 
-    rows: (B, J), dense or coalesced, and vectors: (m, J) are integers as float64, of at most 2^26 and 2^16.
+    rows: (B, J), dense or coalesced; vectors: (m, J). Both hold integers as float64, of at most 2^26 and 2^16 in magnitude.
     """
     out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
     if rows.is_sparse:  # at most 2^42 for an entry: no number of columns leaves 64 bits

@@ -1,9 +1,10 @@
 """The fixed-point grid that turns features into integers.
 
 A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers are
-exact. They therefore do not depend on the order, the batch size, the device or the number of machines that formed them.
-Rounding moves x by at most r / 2, so the diagonal of the Gram matrix of n samples moves by about n r^2 / 12. This acts like a
-ridge of that size, and is negligible while n r^2 / 12 is small compared with rho.
+exact, so they do not depend on the order of the samples, the batch size, the device or the number of machines.
+
+Rounding changes x by at most r / 2, which adds about n r^2 / 12 to each diagonal entry of the Gram matrix of n samples. The
+effect is that of a ridge of this size. It is negligible while n r^2 / 12 is small compared with the regularization rho.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from torch import Tensor
 from torchlssvm.errors import GridError
 
 MAX_STEPS_BITS = 26
-"""The largest value, in steps. The square of 2^26 is 2^52, so the products of one row are exact in float64."""
+"""The largest value, in steps of the grid. Its square is 2^52, so the products of one row are exact in float64."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """A grid with resolution ``limit / 2**bits`` for values in ``[-limit, limit]``.
 
-    ``headroom`` extends the range to ``limit * 2**headroom`` at the same resolution. ``grid="auto"`` uses headroom to accept
-    an outlier after the first batch. Resolutions that are powers of two are the fastest.
+    ``headroom`` extends the range to ``limit * 2**headroom`` at the same resolution. ``grid="auto"`` chooses the limit from the
+    first batch, and headroom lets it accept larger values later. Resolutions that are powers of two are the fastest.
 
     >>> grid = FixedPoint(limit=4.0, bits=20)
     >>> grid.resolution == 2.0**-18, grid.max_value
@@ -74,7 +75,7 @@ class FixedPoint:
 
     @classmethod
     def auto(cls, largest: float, bits: int = 20) -> FixedPoint:
-        """The power-of-two grid that just covers ``largest``, with headroom up to 2^26 steps.
+        """Return the smallest grid with a power-of-two limit that covers ``largest``, with headroom up to 2^26 steps.
 
         >>> FixedPoint.auto(3.0, bits=16)
         FixedPoint(limit=4.0, bits=16, headroom=10)
@@ -121,7 +122,7 @@ class FixedPoint:
         return q.to(torch.float64) * self.resolution
 
     def snap(self, x: Tensor) -> Tensor:
-        """Return the nearest gridded features, in float64. A head with this grid learns from these."""
+        """Round features to the grid, in float64. A head with this grid learns from the rounded features."""
         return self.quantize(x).mul_(self.resolution)
 
 
@@ -130,9 +131,9 @@ GridOption: TypeAlias = FixedPoint | float | str | None
 
 
 def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
-    """Read the option ``grid``: a number is the limit of a :class:`FixedPoint`; a FixedPoint, "auto" and None stay.
+    """Read the option ``grid``. A number is the limit of a :class:`FixedPoint`. A FixedPoint, "auto" and None do not change.
 
-    Text, as on a command line: "none", "auto", "LIMIT", "LIMIT:BITS" or "LIMIT:BITS:HEADROOM" (:func:`grid_to_text`).
+    Text, as on a command line, is "none", "auto", "LIMIT", "LIMIT:BITS" or "LIMIT:BITS:HEADROOM" (see :func:`grid_to_text`).
 
     >>> as_grid(8.0) == as_grid("8") == as_grid(FixedPoint(8.0)) == FixedPoint(8.0), as_grid("auto"), as_grid(None)
     (True, 'auto', None)

@@ -1,16 +1,18 @@
 r"""Backward elimination of groups of columns from a ridge system, by generalized cross-validation at a fixed rho.
 
-Over the columns that are kept, let A = G + rho I, U = A^-1 and W = U R with the right-hand side R (D, K). Over K outputs,
+Let D be the number of columns that are kept, A = G + rho I, U = A^-1, and W = U R for the right-hand side R (D, K). With n
+samples, K outputs and the sum T of the squared targets, the residual sum of squares, the degrees of freedom and the error are
 
     rss = T - tr W^T R - rho |W|^2,    dof = D - rho tr U (+ 1 for a free intercept),    gcv = n rss / (n - dof)^2.
 
 To drop the columns g, let U_gg = L L^T, Z = L^-1 U_g (|g|, D) and V = L^-1 W_g. U becomes U - Z^T Z and W becomes W - Z^T V,
-which sets their rows and columns g to zero. The three terms that the error needs are known before the columns are dropped:
+which sets the rows and columns g to zero. The three terms of the new error follow from Z and V, without computing the new U:
 
     tr U - |Z|^2,    tr W^T R - |V|^2,    |W|^2 - 2 <Z W, V> + |Z^T V|^2.
 
-So one inverse is enough to judge all groups. Each step drops the group without which the error is least, until one group is
-left. With m equal groups of D columns in all, the steps take 4/3 D^3 operations, besides D^3 for the factor and the inverse.
+One inverse is therefore enough to compare all groups. Each step drops the group whose removal gives the smallest error, until
+one group is left. With m groups of equal size and D columns at the start, the steps take 4/3 D^3 operations, in addition to D^3
+for the factor and the inverse.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torchlssvm.functional.threads import threads_for
 def eliminate(
     G: Tensor, R: Tensor, T: float, groups: Sequence[Tensor], rho: float, n: float, centred: bool
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Return the numbers of the groups that are kept, and the error of each step, from all groups to the last one.
+    """Return, for each step from all groups to the last one, the indices of the groups that are kept and the error.
 
     Args:
         G: (D, D) without the ridge; overwritten.

@@ -1,6 +1,7 @@
 """The Lagrangian SVM (Duan et al., equations (2), (3), (10)): min 1/2 alpha^T Q alpha - 1^T alpha over alpha >= 0.
 
-Here Q = I/C + D K D and D = diag(y). With z = Q alpha - 1 and any step lambda > 0, 0 <= alpha _|_ Q alpha - 1 >= 0 becomes
+Here K is the kernel matrix, D = diag(y) holds the labels -1 and +1, and Q = I/C + D K D. With z = Q alpha - 1, a solution has
+alpha >= 0, z >= 0 and alpha_i z_i = 0 for every i. For any step lambda > 0, these conditions are equivalent to
 
     z = (z - lambda alpha)_+.
 
@@ -8,7 +9,7 @@ Here Q = I/C + D K D and D = diag(y). With z = Q alpha - 1 and any step lambda >
 next z, so an iteration costs one product with Q^-1 and no product with Q.
 
 **Semismooth Newton** solves the same equation with lambda = 1/C. On the support I, where z_i < alpha_i / C, the equation reads
-z_i = 0. On the other samples, A, it reads alpha_i = 0. Both parts are linear, so a step solves one of two equal systems:
+z_i = 0. On the other samples, A, it reads alpha_i = 0. Both parts are linear, so a step solves one of two equivalent systems:
 
     Q_II alpha_I = 1, z_A = Q_AI alpha_I - 1,        or        U_AA z_A = -(U 1)_A, alpha = U 1 + U_:A z_A,   U = Q^-1.
 
@@ -16,8 +17,9 @@ With g = D K D alpha = 1 + z - alpha / C, the equation is alpha = C (1 - g)_+. I
 
     p(alpha) = 1/2 alpha^T g + C/2 |(1 - g)_+|^2,
 
-which is convex and piecewise quadratic, and the step is the Newton step of p. If a full step does not lower p, an exact line
-search shortens it. So p always falls, no support occurs twice, and the method ends after finitely many steps at the solution.
+which is convex and piecewise quadratic, and the step is the Newton step of p. If a full step does not lower p enough, an exact
+line search finds the length that does. Since p decreases in every step, the method never returns to an earlier support. There
+are finitely many supports, so it reaches the solution after finitely many steps.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from torchlssvm.functional import checks
 
 
 class LagrangianResult(NamedTuple):
-    """alpha (n,), z = Q alpha - 1 (n,), the steps it took, and whether it is a solution to the tolerance."""
+    """alpha (n,), z = Q alpha - 1 (n,), the number of steps, and whether alpha is a solution within the tolerance."""
 
     alpha: Tensor
     z: Tensor
@@ -54,9 +56,9 @@ def iterate(
     max_iter: int,
     largest: Tensor,  # max_i Q_ii, and so a bound of every entry of Q
 ) -> LagrangianResult:
-    """Run iteration (3) from any alpha until alpha moves by at most tol and (alpha)_+ satisfies the conditions to tol.
+    """Run iteration (3) from any alpha until a step moves alpha by at most tol and (alpha)_+ is a solution within tol.
 
-    Clipping alpha at zero moves Q alpha by at most ``largest`` times the sum of the negative part.
+    Clipping alpha at zero changes each entry of Q alpha by at most ``largest`` times the sum of the negative entries.
     """
     for i in range(1, max_iter + 1):
         z = (z - step * alpha).clamp(min=0.0)
@@ -104,7 +106,7 @@ def objective(alpha: Tensor, z: Tensor, C: float) -> Tensor:
 
 
 def _line_search(alpha: Tensor, z: Tensor, d_alpha: Tensor, d_z: Tensor, C: float) -> float:
-    """t > 0 with p'(alpha + t d_alpha) = 0, or 1 if p falls enough there. p' rises, in straight pieces."""
+    """Return the t > 0 at which p(alpha + t d_alpha) is least, or 1 if p falls enough there. p' is increasing in t."""
     g, dg = 1.0 + z - alpha / C, d_z - d_alpha / C
 
     def slope(t: float) -> float:

@@ -1,4 +1,4 @@
-"""Run state updates outside the caller's autograd mode, with Ctrl-C at safe points only."""
+"""Wrappers that run state updates outside the caller's autograd mode and defer Ctrl-C to a safe point."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def exactly(function: Callable[P, R]) -> Callable[P, R]:
 class DeferredInterrupt:
     """Defers Ctrl-C while a state changes, until the state can be restored or the change is complete.
 
-    Only the main thread receives signals. The context does nothing in other threads, inside another such context, or if SIGINT
-    is ignored. Long operations check at points where they can stop: ``if interrupt.arrived: interrupt.hand_over()``.
+    :meth:`defer` does nothing outside the main thread (which alone receives signals), if Ctrl-C is already deferred, or if
+    SIGINT is ignored. Long operations check at points where they can stop: ``if interrupt.arrived: interrupt.hand_over()``.
 
     Attributes:
         arrived: True while a Ctrl-C waits.
@@ -61,7 +61,7 @@ class DeferredInterrupt:
         return True
 
     def let_go(self) -> None:
-        """End what :meth:`defer` began."""
+        """End the deferral that :meth:`defer` began, and handle a Ctrl-C that has arrived."""
         handler, self._handler = self._handler, None
         signal.signal(signal.SIGINT, handler)
         if self.arrived:
@@ -69,7 +69,7 @@ class DeferredInterrupt:
             handler(signal.SIGINT, None)
 
     def hand_over(self) -> None:
-        """Call the caller's handler; Python's default raises KeyboardInterrupt. Does nothing outside the main thread."""
+        """Call the handler that was replaced; Python's own raises KeyboardInterrupt. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
             self._handler(signal.SIGINT, None)
@@ -77,10 +77,10 @@ class DeferredInterrupt:
 
 @contextmanager
 def all_or_nothing(owner: object, put_back: Callable[[], object] | None = None) -> Iterator[None]:
-    """Put the state of an object back if the block raises, whatever it raises.
+    """Restore the state of an object if the block raises.
 
-    Without ``put_back``, that state is the attributes. The block must then assign new values to them, and must not write into
-    the old values. An object that is changed in place needs a function ``put_back``.
+    Without ``put_back``, that state is the attributes. The block must then assign new values to attributes. It must not modify
+    the old values in place, because these are not copied. An object that is changed in place needs a function ``put_back``.
     """
     before = owner.__dict__.copy() if put_back is None else {}
     try:

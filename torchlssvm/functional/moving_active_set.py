@@ -1,18 +1,20 @@
 r"""The change of a squared-hinge solution when a sample is removed, by small systems on a moving active set.
 
-The solution of one class is ridge regression on its active set, with the matrix A. Use the whitened coordinates of
-:mod:`torchlssvm.functional.whitened`, g(z, i) = u_z . u_i. If the samples i in a set I change their weights by delta, the
-scores become
+The solution of one class is ridge regression on its active set, the samples with a margin m below 1. Let A be the matrix of
+that regression, f its scores, and u the whitened rows of :mod:`torchlssvm.functional.whitened`. Their dot products are
+g(z, i) = u_z . u_i. If the samples i in a set I change their weights by delta_i, and Delta = diag(delta), the scores become
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
-The set I contains the removed sample, with a weight change of -c. It also contains the samples that leave the active set (-c)
-and those that join it (+c). Each round of Newton's method solves for I, finds the samples on the wrong side, and changes I
-accordingly. All removals use the same inverse of A, so a round costs only a system of the size of I.
+The set I contains the removed sample of weight c, whose weight changes by -c. It also contains the samples that leave the
+active set (-c) and those that join it (+c). Each round of Newton's method solves for T, finds the samples that are now on the
+wrong side of their margin, and updates I. All removals use the same inverse of A, so a round solves only a system of the size
+of I.
 
-Samples far from their margin need no check. By the Cauchy-Schwarz inequality, no score moves by more than
-sqrt(g(z, z)) sqrt(T^T G_II T). Define the *reach* of a sample as |1 - m_z| / sqrt(g(z, z)): only samples with a reach below
-sqrt(T^T G_II T) can change sides. If this exceeds the least reach outside the near samples, all must be checked.
+Samples far from their margin need no check. By the Cauchy-Schwarz inequality, the score of a sample z moves by at most
+sqrt(g(z, z)) sqrt(T^T G_II T). The *reach* of a sample is |1 - m_z| / sqrt(g(z, z)). Only samples with a reach below the *size*
+of the step, sqrt(T^T G_II T), can change sides. The rounds therefore look only at *near* samples, those with the least reach.
+If the size exceeds the least reach of the other samples, these must be checked as well.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import torch
 from torch import Tensor
 
 LEAST_FREE_SHARE = torch.finfo(torch.float64).eps ** 0.5
-"""Least share 1 - c g of an active sample's score that other samples determine. Below it, half of the digits are lost."""
+"""Least share 1 - c g of an active sample's score that the other samples determine. With less, half of the digits are lost."""
 
 LEAST_ACTIVE_PIVOT = 1e-4
-"""Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
-of it lost. Below this share the system is solved from sums instead."""
+"""Least share of the system on an active set that an update may leave. The rest has the rounding errors of the whole system, so
+four digits are lost at this share. With less, the system is solved from sums instead."""
 
 
 class NearSamples(NamedTuple):
@@ -56,9 +58,9 @@ class Removals(NamedTuple):
 
     Attributes:
         U: (B, D) whitened rows.
-        f, y, weight: (B,) as for :class:`NearSamples`, of what is removed.
-        place: (B,) index of each among the near samples, -1 for none.
-        left: (B,) weight of each that stays.
+        f, y, weight: (B,) as for :class:`NearSamples`; the weight is the weight that is removed.
+        place: (B,) index of each sample among the near samples, or -1.
+        left: (B,) the weight of each sample that remains (of its other copies).
     """
 
     U: Tensor
@@ -72,7 +74,7 @@ class Removals(NamedTuple):
 class RemovalSteps(NamedTuple):
     """Steps p (B, D) in whitened coordinates, f'(z) = f(z) + u_z . p.
 
-    Only samples with a reach up to ``size`` (B,) may change sides. ``found`` (B,) is False if the active set did not converge.
+    Only samples with a reach up to ``size`` (B,) can change sides. ``found`` (B,) is False if the active set did not converge.
     """
 
     p: Tensor
@@ -101,7 +103,7 @@ def removal_steps(near: NearSamples, gone: Removals) -> RemovalSteps:
 
 
 def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Step (D,) and size of one removal that moves the active set; None if it does not converge. side: (c,) products."""
+    """Return the step (D,) and size of one removal, or None if the active set does not converge. side: (c,) products."""
     weight = near.weight
     if gone.place >= 0:
         weight = weight.clone()
@@ -128,7 +130,7 @@ def _moved(near: NearSamples, gone: Removals, side: Tensor) -> tuple[Tensor, Ten
 
 
 def _undecided(margins: Tensor) -> Tensor:
-    """Tell which margins are within 1e-11 of 1, where float64 cannot decide the side. Such a removal is left to a search."""
+    """Tell which margins are within 1e-11 of 1, where float64 cannot decide the side. Such removals need a line search."""
     return (margins - 1.0).abs() <= 1e-11
 
 

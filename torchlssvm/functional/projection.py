@@ -2,8 +2,8 @@
 
 Each row x is scaled by a power of two and rounded to integers of 20 bits. The weights are integers of 13 bits. A product then
 has 33 bits, and a sum of up to 2^20 products has 53 bits, so a float64 matrix product is exact in every order of summation.
-The features of a sample therefore do not depend on the rest of its batch. So an added sample can be removed, and statistics
-summed over any partition of the data are equal.
+The features of a sample therefore do not depend on the batch that contains it. A sample that was added in one batch can be
+removed in another, and the statistics of a dataset are the same for every way of splitting it into parts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Normalization of rows before the grid. Each row uses only its own numbers, so no state about other rows is kept.
+"""Normalization of rows before they are rounded to the grid. A row is normalized by its own numbers, so no state is kept.
 
-"l2" divides a row by its length (a row of zeros does not change); "sqrt" takes sign(x) sqrt|x| of each feature.
+"l2" divides a row by its length (a row of zeros does not change). "sqrt" replaces each feature x by sign(x) sqrt|x|.
 
-A removed row must have the same bits as the added one, wherever it is computed: in a batch or alone, strided, on another
-device, or in numpy. The order of summation in a library's kernel is not fixed. Squares are therefore added by repeated
-halving, s[:h] + s[h:], with elementwise operations whose bits IEEE 754 defines. The squares are those of x / max|x|, so that
-they stay within the range of floating point. On the CPU, numpy computes the roots with the processor's instruction, because
-torch's roots are off by one in the last place in 1 of 80 numbers.
+A row must have the same bits when it is removed as when it was added, whether it is computed alone or in a batch, from strided
+memory, on another device or in numpy. The order in which a library sums numbers is not fixed. The squares of a row are
+therefore added by repeated halving, s[:h] + s[h:], with elementwise operations whose bits IEEE 754 defines. To avoid overflow,
+the squares are those of x / max|x|. On the CPU, numpy computes the square roots with the processor's instruction, because the
+last bit of torch's square roots is wrong for 1 of 80 numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROW_NORMALIZATIONS = (None, "l2", "sqrt")
 
 
 def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Normalize rows in x's own float type. Rows that are to be summed and removed must be float64. x: (B, J).
+    """Normalize rows in the float type of x, which must be float64 for rows that are added and removed. x: (B, J).
 
-    ``root``: pass ``torch.sqrt`` for gradients and for export, which need a graph but not the exact last bit.
+    Pass ``torch.sqrt`` as ``root`` for gradients and for export, which need a graph but not the exact last bit.
 
     >>> (
     ...     normalized(torch.tensor([[3.0, -4.0], [0.0, 0.0]]), "l2").tolist(),
@@ -73,7 +73,7 @@ def rounded_root(x: Tensor) -> Tensor:
 
 
 def sum_by_halves(values: Tensor) -> Tensor:
-    """Sum each row (B, 1) in a fixed order, which is part of the definition. values: (B, J)."""
+    """Sum each row (B, 1) in a fixed order. The order must not change, because it determines the bits. values: (B, J)."""
     width = 1 << (values.shape[1] - 1).bit_length()
     values = torch.nn.functional.pad(values, (0, width - values.shape[1]))
     while width > 1:

@@ -1,15 +1,17 @@
-"""How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
+"""Functions that recognise a sample: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
-With the key you can recognise a row; without it you cannot test a guess. A row of integers q is multiplied by four secret
-integer vectors r. For one vector, two different rows give the same product for at most one of the 2^17 values of any single
-entry of r. Secret odd factors fold the four products into two words of 64 bits. Two different rows share both words with a
-probability of about 2^-68. In memory, the words identify a row, and one matrix product computes them for many rows. A reader
-who knows as many rows as there are columns could compute the vectors from the words. Files and messages therefore hold
-fingerprints instead: a hash of the words, with the row's label and fold, under the key.
+Someone who has the key can recognise a row. Without the key, nobody can test whether a guessed row is the right one.
 
-The products are exact in float64. An entry of q is at most 2^26 steps, an entry of r is less than 2^16 in magnitude, and a
-product covers at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are split into blocks, which are added
+**Words.** A row q of integers is multiplied by four vectors r of secret integers, and secret odd factors combine the four
+products into two words of 64 bits. Two different rows share both words with a probability of about 2^-68: for each vector, they
+have the same product for at most one of the 2^17 values of any single entry of r. One matrix product computes the words of many
+rows. The products are exact in float64. An entry of q is at most 2^26 in magnitude, an entry of r at most 2^16, and a product
+covers at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are split into blocks, whose products are added
 as int64.
+
+**Fingerprints.** Words identify rows in memory only, because a reader who knows as many rows as there are columns could compute
+the vectors from the words. Files and messages contain fingerprints instead: hashes, under the key, of the words together with
+the row's label and fold.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ _group_key: tuple[weakref.ref[Any], bytes] | None = None  # of the process group
 
 
 def shared_key() -> bytes:
-    """Return the key of this process or, within a process group, the key that its ranks share. Runs no collective.
+    """Return the key of this process or, within a process group, the key that its ranks share.
 
-    The first rank that asks puts the key into the group's store, where the other ranks find it.
+    The first rank that asks writes its key to the group's store, and the other ranks read it there. No collective is needed.
     """
     global _group_key
     if not (dist.is_available() and dist.is_initialized()):
@@ -60,7 +62,7 @@ def shared_key() -> bytes:
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
-    """Return the fold of each id, a stable hash without a key. It is the same on every machine and in every run."""
+    """Return the fold of each id. It is a hash of the id without a key, so it is the same on every machine and in every run."""
     return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
 
 
@@ -77,7 +79,7 @@ def key_factors(key: bytes, device: torch.device) -> Tensor:
 
 
 def row_words(rows: Tensor, vectors: Tensor, factors: Tensor) -> Tensor:
-    """Words (B, 2) int64 of rows, linear in them modulo 2^64. rows: (B, J), on the grid; vectors: (4, J)."""
+    """Compute words (B, 2) int64, which are linear in the rows modulo 2^64. rows: (B, J), on the grid; vectors: (4, J)."""
     p = exact_products(rows, vectors)
     return p[:, 0::2] + p[:, 1::2] * factors
 
@@ -89,7 +91,7 @@ def key_vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
-    """Return the vectors (4, columns) of a key: float64 integers in [-2^16, 2^16). Further columns do not change these."""
+    """Return the vectors (4, columns) of a key: float64 integers in [-2^16, 2^16). More columns do not change the others."""
     stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(16 * columns)
     entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2**17 - 2**16
     return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, 4).T))

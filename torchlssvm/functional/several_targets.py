@@ -1,8 +1,8 @@
-"""Measures of predictions with several labels for each sample, or with numbers instead of labels.
+"""Metrics for samples with several labels each (multilabel), and for numeric targets (regression).
 
-A label k is a problem of its own. With the counts of true positives tp, false positives fp and false negatives fn,
-F1 = 2 tp / (2 tp + fp + fn). The micro average adds up the counts of all labels first, the macro average is the mean of the
-labels' F1. A label that neither occurs nor is predicted has F1 = 0, as in scikit-learn.
+Each label is a binary problem. With the counts of true positives tp, false positives fp and false negatives fn,
+F1 = 2 tp / (2 tp + fp + fn). The micro average computes F1 from the counts summed over all labels. The macro average is the
+mean of the F1 scores of the labels. A label that neither occurs nor is predicted has F1 = 0, as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def f1_score(y: Tensor, predicted: Tensor, average: str = "micro") -> float:
 
 
 def f1_thresholds(scores: Tensor, y: Tensor) -> Tensor:
-    """Thresholds (K,) with the largest F1 of each label on these scores. scores: (n, K), leave-one-out; y: (n, K), 0 and 1.
+    """Return, for each label, the threshold (K,) with the largest F1. scores: (n, K), leave-one-out; y: (n, K), 0 and 1.
 
-    The candidates of a label are midway between two neighbouring scores, and 1 below the lowest score. The largest of equally
-    good ones is taken. A label that no sample has, or every sample, keeps the threshold 0.
+    The candidates are the midpoints between neighbouring scores of the label, and the lowest score minus 1. If several
+    candidates have the largest F1, the highest candidate is chosen. The threshold is 0 if no sample or every sample has the
+    label.
 
     >>> scores, y = torch.tensor([[-0.9], [-0.6], [-0.2]]), torch.tensor([[0], [1], [1]])
     >>> f1_thresholds(scores, y).tolist()
@@ -59,9 +60,9 @@ def f1_thresholds(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def r2_score(y: Tensor, predicted: Tensor) -> float:
-    """R^2 of numbers (n,) or (n, K), the mean over the K columns: one minus squared error over variance.
+    """Return R^2, one minus the squared error divided by the variance, averaged over the columns. y, predicted: (n,) or (n, K).
 
-    A column without variance counts 1 if it is predicted exactly and 0 otherwise, as in scikit-learn.
+    The R^2 of a column without variance is 1 if the column is predicted exactly and 0 otherwise, as in scikit-learn.
     """
     y, predicted = (values.to(torch.float64).reshape(len(y), -1) for values in (y, predicted))
     error, spread = (y - predicted).square().sum(0), (y - y.mean(0)).square().sum(0)

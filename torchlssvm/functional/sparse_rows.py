@@ -1,9 +1,9 @@
-"""Sums over sparse rows, entry by entry, without making rows dense.
+"""Sums over sparse rows, computed entry by entry without converting the rows to dense.
 
-Sparse rows are coalesced COO tensors: the entries are sorted by row, then by column, and none is repeated. A row with m entries
-adds m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`. A dense row of J features adds J^2 / 2
-products, but a thousand of those take the time of one product here. Products of integers are added as int64, so the sums equal
-the sums of the dense rows to the bit.
+Sparse rows are coalesced COO tensors: their entries are sorted by row, then by column, and no position occurs twice. A row with
+m entries adds m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`, and a dense row of J features
+adds J^2 / 2. One sparse product takes as long as about a thousand dense ones, so this pays only for rows with few entries.
+Products of integers are added as int64, so the sums have the same bits as sums over dense rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchlssvm.functional import gram
 
 
 def with_values(rows: Tensor, values: Tensor) -> Tensor:
-    """Make rows with other values at the same places. rows: (B, J), coalesced; values: (entries,)."""
+    """Return rows with other values at the same positions. rows: (B, J), coalesced; values: (entries,)."""
     return torch.sparse_coo_tensor(rows.indices(), values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
@@ -43,7 +43,7 @@ def dense_parts(rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def row_largest(rows: Tensor) -> Tensor:
-    """Return the largest magnitude of each row (B,), NaN where the row holds one."""
+    """Return the largest magnitude of each row (B,), or NaN if the row contains NaN."""
     largest = torch.zeros(rows.shape[0], dtype=rows.dtype, device=rows.device)
     return largest.scatter_reduce_(0, rows.indices()[0], rows.values().abs(), "amax")
 
@@ -54,7 +54,8 @@ def add_products_(
     """Add the sum over rows of [q; z] q^T to total, in place.
 
     total: packed sums, in strips to keep; index, columns, q (entries,): row, column and value of each entry, in order; scaled
-    (entries,): the values times multiplicity and sign of their rows; z: side columns (B, R), or labels (B,) for one-hot ones.
+    (entries,): the values times the multiplicity and sign of their rows; z: side columns (B, R), or labels (B,), which stand
+    for one-hot columns.
     """
     q, scaled = q.to(total.dtype), scaled.to(total.dtype)
     side = gram.side_view(total, J, R)

@@ -1,19 +1,22 @@
-r"""The regularization path: one eigendecomposition, then any number of rho values.
+r"""The regularization path: one eigendecomposition gives the solutions for any number of values of rho.
 
-Take samples x_i with weights d_i and targets y_i, centred on their weighted means if the intercept is free. Let
-G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n samples and T = sum d |y|^2,
+The n samples x_i have weights d_i and targets y_i. If the intercept is free, rows and targets are centred on their weighted
+means. Let D = diag(d), G = X^T D X = Q diag(s) Q^T, R = Q^T X^T D Y and T = sum d |y|^2. For every rho > 0, the weights, the
+degrees of freedom, the residual sum of squares and the generalized cross-validation error are
 
     w(rho)   = Q diag(1 / (s + rho)) R
     dof(rho) = sum_j s_j / (s_j + rho)  (+ 1 for a free intercept), the trace of the hat matrix
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-Each value of rho costs D operations. If the features are available, V = X Q gives leave-one-out errors for all values,
+The error of one value of rho takes a number of operations proportional to the number of features. If the features are
+available, V = X Q also gives the scores f_i and leverages h_i of all samples, and from these the leave-one-out errors:
 
-    f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
+    f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d.
 
-which are products with the matrix 1 / (s_j + rho_r). This Cauchy matrix is smooth in both indices, so its singular values fall
-exponentially. It is therefore enough to multiply V by a few dozen singular vectors instead of all values (to 12 digits).
+For many values rho_r, these are matrix products with the matrix 1 / (s_j + rho_r). The singular values of this Cauchy matrix
+decay exponentially, because it is smooth in both indices. A few dozen singular vectors therefore represent it to 12 digits, and
+V is multiplied by these instead of one column for each value of rho.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import torch
 from torch import Tensor
 
 SCORED_ROWS = 256
-"""Rows whose scores for all values are held at a time: small enough to stay in the cache."""
+"""Number of rows whose scores for all values of rho are in memory at a time, small enough to fit into the cache."""
 
 
 class Spectrum(NamedTuple):
@@ -53,12 +56,12 @@ class Spectrum(NamedTuple):
     def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
         """Compute generalized cross-validation (r,), the mean over all outputs, and degrees of freedom (r,). rhos: (r,).
 
-        This takes three products of a (r, D) matrix with a vector, for any number of values and outputs. With
-        g = 1 / (s + rho), q the mean over outputs of R^2 / s, and sums over the nonzero s,
+        The computation takes three products of a (r, D) matrix with a vector, for any number of values and outputs. Let
+        g = 1 / (s + rho), let q be the mean over outputs of R^2 / s, and let all sums run over the nonzero s. Then
 
             rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
 
-        Neither expression cancels if there are as few samples as features: the first terms are zero, the others accurate.
+        These forms stay accurate with as few samples as features, where the first terms are zero and nothing cancels.
         """
         eps = torch.finfo(self.s.dtype).eps * len(self.s)
         live = (self.s > eps * self.s[-1]).to(self.s.dtype)  # (D,)
@@ -86,7 +89,7 @@ def rotated(
 
 
 class ReciprocalFactors(NamedTuple):
-    """1 / (s_j + rho_r) (D, r) as a product left (D, q) @ right (q, r), q the numerical rank or r itself."""
+    """The matrix 1 / (s_j + rho_r) (D, r) as a product left (D, q) @ right (q, r). q is the numerical rank, or r."""
 
     left: Tensor
     right: Tensor
@@ -97,7 +100,7 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    # 1e-12: singular values of the matrix of values below this share of the largest are left out
+    # 1e-12: singular values below this share of the largest are dropped
     keep = int((sigma > 1e-12 * sigma[:1]).sum())
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
@@ -106,9 +109,9 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
 
 
 class ProjectedResiduals(NamedTuple):
-    """Maps V (B, d) to the residuals of all values: V @ narrow and y - beta, side by side, times right.
+    """Maps V (B, d) to the residuals for all values of rho: V @ narrow and y - beta, side by side, times right.
 
-    V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
+    V has no columns for the first ``null`` eigenvectors, because every sample is orthogonal to them.
     """
 
     narrow: Tensor  # (d, K q)
@@ -131,8 +134,8 @@ class ProjectedResiduals(NamedTuple):
 
 
 def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
-    """Prepare for residuals at many values. rhos: (r,)."""
-    # The squares of V_ij over all samples i sum to s_j: far below every rho, they are negligible (a constant feature).
+    """Prepare the computation of residuals for many values of rho. rhos: (r,)."""
+    # The squares of V_ij over all samples i sum to s_j. If s_j is far below every rho (a constant feature), drop column j.
     s, null = spectrum.s, int((spectrum.s[:-1] <= 1e-14 * rhos.amin()).sum())
     values = cauchy(s[null:], rhos)
     narrow = (spectrum.R[null:, :, None] * values.left[:, None, :]).reshape(len(s) - null, -1)
@@ -143,9 +146,9 @@ def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
 def path_residuals(
     spectrum: Spectrum, projected: ProjectedResiduals, v: Tensor, y: Tensor, d: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield residuals (b, K, r) of the whole model and 1 - h (b, r) for all values. Quotient: the leave-one-out residual.
+    """Yield residuals (b, K, r) of the full model and 1 - h (b, r), whose quotient is the leave-one-out residual.
 
-    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Each item covers some rows (a slice).
+    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Each item covers a slice of the rows.
     """
     V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q[:, projected.null :]  # (B, d)
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0

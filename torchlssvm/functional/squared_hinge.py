@@ -1,24 +1,26 @@
-r"""The squared hinge loss by active sets, in the letters of the derivation.
+r"""Minimization of the squared hinge loss by active sets.
 
-For one class against the rest, with y_i = +1 or -1, weights c_i > 0 and f(x) = w^T x + b,
+For one class against the rest, with labels y_i = +1 or -1, weights c_i > 0 and scores f(x) = w^T x + b, the objective is
 
     phi(w, b) = rho |w|^2 + sum_i c_i max(0, 1 - y_i f(x_i))^2.
 
 Since y_i^2 = 1, a sample with a margin m_i = y_i f(x_i) < 1 costs (f(x_i) - y_i)^2, and a sample with m_i >= 1 costs nothing.
-So phi is ridge regression on the active set A = {i : m_i < 1}. Newton's method solves for the active set of its current point,
+So phi is ridge regression on the active set A = {i : m_i < 1}. Each step of Newton's method takes the active set A of the
+current point and solves
 
-    w_A, b_A = argmin rho |w|^2 + sum_{i in A} c_i (f(x_i) - y_i)^2,
+    w_A, b_A = argmin rho |w|^2 + sum_{i in A} c_i (f(x_i) - y_i)^2.
 
-and stops when A is the active set of w_A. Full steps can cycle. A step that does not lower phi is therefore shortened to the
-minimum on its segment, where phi is piecewise quadratic and convex.
+The method stops when A is the active set of w_A. Full steps can cycle. A step that does not lower phi is therefore shortened to
+the minimum on its segment, along which phi is piecewise quadratic and convex.
 
-The gradient on A alone bounds the distance of a computed point from w_A. Use coordinates v = x / sqrt(rho), w' = sqrt(rho) w,
-centred on the weighted mean mu of the active samples if the intercept is free. The system then has the matrix I + sum c v v^T,
-whose eigenvalues are at least 1. So with half gradients g' (centred) and g_b, and n = sum of c over A,
+**Proof of the active set.** A computed point differs from w_A by rounding, and the gradient on A bounds the difference. Use the
+coordinates v = x / sqrt(rho), w' = sqrt(rho) w, centred on the weighted mean mu of the active samples if the intercept is free.
+In these coordinates the matrix of the system is I + sum c v v^T, whose eigenvalues are at least 1. Let g' (centred) and g_b be
+half the gradients in w' and b at the computed point, and n the sum of c over A. Then each margin m_i has an error of at most
 
     |m_i - m_i(w_A)| <= |v_i - mu| |g'| + |g_b| / n.
 
-If no margin is that close to 1, then A is the active set of w_A, and w_A is the minimum. This proves the active set.
+If every margin is farther than this from 1, then A is the active set of w_A, which proves that w_A is the minimum of phi.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Sweep(NamedTuple):
 
 
 def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, order: Tensor | None = None) -> Sweep:
-    """Scores of rows for C classes, and the half gradient of sum weight (score - target)^2, in one pass.
+    """Compute the scores of rows for C classes and half the gradient of sum weight (score - target)^2, in one pass.
 
     rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C); order: (n,) the order of the rows.
     """
@@ -91,8 +93,8 @@ def lowest_on_segment(start: Tensor, stop: Tensor, weight: Tensor, slope: float,
     start, stop: (n,) margins; weight: (n,); slope, curvature: of half the penalty, whose derivative is slope + t curvature.
 
     With xi_i(t) = 1 - m_i(t) and d_i = stop_i - start_i, half the derivative of phi is
-    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t). It is piecewise linear and increasing, so it is evaluated,
-    in order, at the values of t where a sample changes sides.
+    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t). This function is piecewise linear and increasing. To find its
+    zero, it is evaluated in increasing order at the values of t where a sample changes sides.
     """
     step = stop - start
     begins, ends = start < 1.0, stop < 1.0

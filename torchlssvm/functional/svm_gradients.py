@@ -1,7 +1,9 @@
-r"""Derivatives of the SVM's solution with respect to its kernel matrix, while no sample changes its set.
+r"""Derivatives of the SVM's solution with respect to its kernel matrix K.
 
-The coefficients of E and R stay at their bounds. b and the coefficients of S solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E],
-with the A of :mod:`~torchlssvm.functional.svm_path` (7). Implicit differentiation of this system gives the derivatives.
+The sets S (margin vectors), E (at the upper bound u) and R (alpha = 0) are those of :mod:`~torchlssvm.functional.svm_path`. For
+a small change of K, no sample changes its set, and the coefficients of E and R stay at their bounds. The bias b and the
+coefficients of S solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E], with the matrix A of equation (7) there. Implicit
+differentiation of this system gives the derivatives.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ def bordered(Q: Tensor, y: Tensor, S: Tensor) -> Tensor:  # (n, n), (n,), (s,) -
 def solution(
     K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:  # (n, n), (n,) x 3, () -> (n,), ()
-    """Return alpha and b with the given values and with the derivatives of the solution in K.
+    """Return alpha and b with their given values, differentiable in K.
 
-    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors, b is the value of one sample or the middle of two.
+    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors, b lies in an interval, and its derivative is that of the
+    middle of the interval, or of its only finite end.
 
     Example:
         >>> x = torch.tensor([[-1.0], [2.0]], dtype=torch.float64, requires_grad=True)
@@ -52,10 +55,11 @@ def solution(
 def span_margins(
     K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
 ) -> Tensor:  # (n, n), (n,) x 3, () -> (n,)
-    """Return y_c f(x_c) - 1 of every sample by the machine without it, by the span rule, differentiable in K.
+    """Return y_c f(x_c) - 1 of every sample c by the machine without it, by the span rule, differentiable in K.
 
-    It is g_c - alpha_c gamma_c, where gamma_c is the squared distance of c to the span of the (other) margin vectors. It is
-    exact if no sample changes its set when c leaves, and minus infinity if alpha_c > 0 and no margin vector can balance it.
+    The value is g_c - alpha_c gamma_c, where gamma_c is the squared distance of c to the span of the (other) margin vectors. It
+    is exact if no other sample changes its set when c leaves. It is minus infinity if alpha_c > 0 and no margin vector is left
+    that could compensate for alpha_c.
     """
     alpha, b = solution(K, y, side, alpha, b)
     Q = K * y[:, None] * y

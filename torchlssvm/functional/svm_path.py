@@ -1,13 +1,15 @@
 r"""The path of the incremental SVM in torch, for M machines at once (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
-The machines share n samples and their kernel matrix K. Each machine has its own labels, bounds and sets. The equations keep the
-numbers of Cauwenberghs and Poggio:
+The machines share n samples and their kernel matrix K. Each machine has its own labels y, upper bounds C, coefficients alpha
+and bias b. With Q_ij = y_i y_j K_ij, the conditions of the optimum divide the samples of a machine into the margin vectors S,
+the error vectors E and the reserve R. The equations keep the numbers of Cauwenberghs and Poggio:
 
     g_i = sum_j Q_ij alpha_j + y_i b - 1     > 0 in R (alpha = 0), = 0 in S, < 0 in E (alpha = C)                          (2)
     h   = sum_j y_j alpha_j = 0                                                                                          (3)
 
-Diehl and Cauwenberghs move several coefficients together. The coefficients that are learned or unlearned move at rates d while
-p goes from 0 to 1. b and the margin vectors S move so that (2) and (3) hold for all other samples. With slot 0 for b,
+Diehl and Cauwenberghs move several coefficients together. The coefficients of the samples that are learned or unlearned move at
+rates d while a parameter p goes from 0 to 1. The bias b and the coefficients of S move so that (2) and (3) hold for all other
+samples. With slot 0 for b,
 
     A = [[0, y_S^T], [y_S, Q_SS]],  R = A^-1                                                                              (7)
     beta = -R [sum y d; Q_S: d]                        rates of b and alpha_S                                            (10)
@@ -15,8 +17,9 @@ p goes from 0 to 1. b and the margin vectors S move so that (2) and (3) hold for
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                               (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                               (14)
 
-One step moves every machine to its next event. Arrays have a fixed number of slots, and unused slots are zero and masked. All
-numbers are float64, on any device. Each step needs one synchronisation of host and device.
+An *event* is the change of a sample from one set to another. One step moves every machine to its next event. Arrays have a
+fixed number of slots for margin vectors, and unused slots are zero and masked. All numbers are float64, on any device. Each
+step needs one synchronisation of host and device.
 
 Example:
     >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)
@@ -34,14 +37,14 @@ from torch import Tensor
 EPS = 2.0**-52
 """The distance of 1.0 to the next float64."""
 RATE_ROUNDING_UNITS = 32.0
-"""A rate below this number of rounding errors of its terms counts as zero."""
+"""A rate counts as zero if it is smaller than this many rounding errors of its terms."""
 DEPENDENT_SHARE = 1e-12
-"""Share of the squared size of its terms below which gamma_i is rounding, so that sample i lies in the span of S."""
+"""gamma_i counts as zero below this share of the squared size of its terms. Sample i then lies in the span of S."""
 SIMULTANEOUS_STEP = 1e-14
-"""Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous."""
+"""Events count as simultaneous if the step between them is at most this long, in units of p."""
 MAX_ROUNDING_UNITS = 256.0
-"""Units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), by which g_i may be on the wrong side. A unit is the effect of one
-rounding of every term: a sum of a thousand terms, in any order, stays within a hundred units."""
+"""How far g_i may be on the wrong side, in units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1). One unit is the effect of
+rounding every term once. The rounding error of a sum of a thousand terms, in any order, stays within a hundred units."""
 
 
 class Machines:
@@ -91,7 +94,7 @@ class Machines:
         self.g = self.Q(self.alpha) + self.y * self.b[:, None] - self.y.abs()
 
     def optimal(self) -> Tensor:  # -> (M,)
-        """Return the certificate: the box, (3), and (2) for every sample, each to its own rounding."""
+        """Tell which machines are optimal: alpha is within its bounds and (2) and (3) hold, each up to its own rounding."""
         size = self.alpha @ self.K.abs() + self.b.abs()[:, None] + 1.0
         off = torch.where(self.side == 0, self.g.abs() * (self.u > 0), -self.side * self.g)
         box = ((self.alpha >= 0) & (self.alpha <= self.u)).all(1)
@@ -157,7 +160,7 @@ class Machines:
         self.used[M, slot] &= ~which
 
     def invert(self) -> None:
-        """Compute R from A (7), scaled to a unit diagonal. This discards the rounding errors of events."""
+        """Compute R from A (7), scaled to a unit diagonal. This discards the rounding errors that events have accumulated."""
         free = torch.cat([~self.used.any(1, keepdim=True), ~self.used], 1)
         D = torch.where(self.used, 1.0 / self.root.expand_as(self.y).gather(1, self.at).clamp(min=1e-150), 0.0)
         D = torch.cat([1.0 / D.amax(1, keepdim=True).clamp(min=1e-150), D], 1)
@@ -167,7 +170,7 @@ class Machines:
         self.R = torch.where(free[:, :, None] | free[:, None, :], 0.0, R * D[:, :, None] * D[:, None, :])
 
     def correct(self) -> None:
-        """Compute R, take Newton steps on S, and compute every g. Without margin vectors, b is the middle of its interval."""
+        """Compute R, take Newton steps on S, compute every g. Without margin vectors, set b to the middle of its interval."""
         self.invert()
         for _ in range(3):  # each step corrects the rounding of the one before
             self.compute_g()
@@ -194,7 +197,7 @@ def steps_to_bounds(m: Machines, beta: Tensor) -> Tensor:  # (M, s) -> (M, s)
 
 
 def follow(m: Machines, d: Tensor) -> int:  # (M, n)
-    """Move coefficients at rates d as p goes from 0 to 1, and all others so that (2) and (3) hold; returns the steps."""
+    """Move coefficients at rates d as p goes from 0 to 1, and the others so that (2) and (3) hold. Return the step count."""
     M, n = d.shape
     d, p, stalled = d.clone(), d.new_zeros(M), torch.zeros(M, dtype=torch.long, device=d.device)
     force, size = m.Q(d), d.abs() @ m.root
@@ -307,7 +310,7 @@ def learn(m: Machines, rounds: int = 8) -> Machines:
 
 
 def unlearn(m: Machines, gone: Tensor) -> Machines:  # (M, n) bool
-    """Remove samples from the machines that have them (u becomes 0), and return the machines, with g of removed samples too."""
+    """Remove samples from the machines that have them (u becomes 0). Return the machines, with g also for removed samples."""
     gone = gone & (m.u > 0)
     inside = m.from_slots(m.used.to(m.y.dtype)) > 0
     while bool((gone & inside).any()):  # out of S, with the coefficients they have

@@ -1,15 +1,16 @@
-"""From integer statistics to the normal equations, and their solution.
+"""The normal equations of a head, computed from integer statistics, and their solution.
 
-All quantities are in grid units: the features are the integers q. With resolution r, the matrix is therefore
-A / r^2 = M + (rho / r^2) I and the weights are w r. No sum is rescaled, and scaling by a power of two changes no bit.
+The statistics of n samples are M = sum q q^T and m = sum q. All quantities are in grid units, which means that the features are
+the integers q on a grid of resolution r. The matrix is therefore A / r^2 = M + (rho / r^2) I, and the weights are w r. The sums
+themselves are never rescaled. If r is a power of two, scaling the weights by it changes no bit.
 
-With a free intercept, the system uses features centred on their mean m / n. In floating point, M - m m^T / n loses more digits
+With a free intercept, the features are centred on their mean m / n. Computing M - m m^T / n in floating point loses more digits
 the larger the mean is relative to the spread (errors of 4.6e-8 were seen). The features are therefore first shifted, in integer
 arithmetic, by c = round(m / n):
 
-    M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c,
+    M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c.
 
-This shift is exact, and floating point computes only the small rest M' - s s^T / n.
+This shift is exact. Floating point computes only M' - s s^T / n, where s s^T / n is small.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from torchlssvm.functional.gram import strip_views, strips
 
 PAD_EVERY, PAD_ROWS = 64, 8
-"""Factorizations of sizes that are multiples of 64 suffer from cache aliasing. Eight unit rows avoid it (1.3x faster)."""
+"""Cache aliasing slows down factorizations whose size is a multiple of 64. Eight extra unit rows avoid it (1.3x faster)."""
 
 
 class GroupSums(NamedTuple):
@@ -101,8 +102,8 @@ def fill_system(
 ) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g + ridge I into work[:J, :J], and return the mean if it is centred there.
 
-    A free intercept centres it. A penalized intercept is a constant feature, whose row J has rho on its diagonal. work: (n, n)
-    float64; ridge: in grid units; about: a mean c + r to centre on instead of the mean of the groups. With
+    With a free intercept, the matrix is centred. A penalized intercept is a constant feature in row J, whose ridge is rho.
+    work: (n, n) float64; ridge: in grid units; about: a mean c + r to centre on instead of the mean of the groups. With
     s = sum weight (m - n c), the centred matrix is M' - r s^T - (s - n r) r^T.
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
@@ -147,9 +148,9 @@ def fill_system(
 
 
 def clamped_factor(work: Tensor, J: int, floor: Tensor) -> tuple[Factor, Tensor]:
-    """Factor the system with its eigenvalues raised to ``floor``; also return the smallest eigenvalue before.
+    """Factor the system after raising its eigenvalues to at least ``floor``, and return its smallest eigenvalue as well.
 
-    Positive semidefinite statistics give eigenvalues >= floor in exact arithmetic, so this only undoes rounding.
+    In exact arithmetic, the eigenvalues of positive semidefinite statistics are at least floor, so only rounding is corrected.
     """
     A = work[:J, :J].tril() + work[:J, :J].tril(-1).mT
     values, vectors = torch.linalg.eigh(A)

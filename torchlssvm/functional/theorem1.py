@@ -1,7 +1,8 @@
 """Theorem 1 of Lee et al., joint adding and removing, in its symmetric form.
 
-Let A = rho I + sum phi phi^T. The changed columns Phi (J, L) have signed multiplicities d (L,), positive for additions and
-negative for removals. The new matrix is A + Phi diag(d) Phi^T, and
+Let A = rho I + sum phi phi^T be the matrix of the normal equations, and w the weights. The L samples that change are the
+columns of Phi (J, L), with targets y and signed multiplicities d (L,), positive for additions and negative for removals. The
+new matrix is A + Phi diag(d) Phi^T, and
 
     T      = diag(1/d) + Phi^T A^-1 Phi                       (L, L)
     w_new  = w - A^-1 Phi T^-1 (Phi^T w - y)
@@ -13,12 +14,12 @@ positive and negative eigenvalues as diag(d). T is factored by blocks, with the 
 
     T = [[T_aa, T_ar], [T_ra, T_rr]],  T_aa = La La^T,  H = La^-1 T_ar,  H^T H - T_rr = Lr Lr^T.
 
-T_aa is always positive definite. The second Cholesky factorization exists exactly when T has the right inertia, so it detects
-an impossible removal. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
+T_aa is always positive definite. The second Cholesky factorization exists exactly if T has the required signs of eigenvalues,
+so its failure detects an impossible removal. For any X (L, m), with B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r),
 
     X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y),
 
-which has one symmetric term for each sign. So with Z = B(Phi^T A^-1) and r = Phi^T w - y,
+which has one symmetric term for each sign. With Z = B(Phi^T A^-1) and r = Phi^T w - y, the updates become
 
     A_new^-1 = A^-1 - Z_a^T Z_a + Z_r^T Z_r,      w_new = w - Z_a^T B_a(r) + Z_r^T B_r(r).
 
@@ -40,7 +41,7 @@ class FactoredChange(NamedTuple):
     """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r), inverted because products are faster than solves.
 
     ``info`` is zero if the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
-    to 1/|d|, which is about one minus the leverage of the removed samples. Rounding errors grow by the inverse of ``pivot``.
+    to 1/|d|, which is about one minus the leverage of the removed samples. Rounding errors grow by the factor 1 / ``pivot``.
     """
 
     Wa: Tensor

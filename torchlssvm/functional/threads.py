@@ -1,12 +1,12 @@
-"""The choice of the number of threads: small work runs on one thread, large work on as many as torch may use.
+"""The choice of the number of threads: small computations run on one thread, large ones on as many as torch may use.
 
-A parallel loop of torch ends when its last thread has ended. If another process is busy, that thread may wait milliseconds for
-a core, so even work of microseconds takes milliseconds. A loop on one thread avoids this wait. The choice depends on shapes
-alone, so the same work always runs the same way.
+A parallel loop in torch ends when its last thread ends. If other processes keep the cores busy, that thread may wait
+milliseconds for a core, even if its work takes only microseconds. A loop on one thread avoids this wait. The choice depends
+only on the shapes of the tensors, so the same computation always runs the same way.
 
 ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that uses torch for the first time
-afterwards. So a thread that first uses torch while another thread is in :func:`threads_for` begins with one thread. Threads
-that have used torch before keep their number.
+afterwards. A thread that first uses torch while another thread is in :func:`threads_for` therefore starts with one torch
+thread. Threads that have used torch before keep their number.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ SMALL_WORK = 2**28
 """Floating point operations (about 10 ms of one core) below which work is small."""
 
 PASS_WORK = 16
-"""Operations that a number counts for in work that is bound by memory: a check, a conversion, a copy."""
+"""Work counted for each number that a memory-bound pass (a check, a conversion, a copy) reads, in floating point operations."""
 
 
 _local = threading.local()  # full: the number of threads outside of small work, while inside of it
 
 
 def threads_for(work: float) -> AbstractContextManager[None]:
-    """A context in which torch uses one thread for small work (in floating point operations), otherwise all available ones.
+    """Return a context in which torch uses one thread if the work is small, and all available threads otherwise.
 
-    Large work inside small work uses all threads again. The context does nothing if the number of threads is already right.
+    The work is in floating point operations. Large work inside a context for small work uses all threads again. The context
+    does nothing if the number of threads is already right.
     """
     now = torch.get_num_threads()
     wanted = (getattr(_local, "full", 0) or now) if work >= SMALL_WORK else 1
@@ -57,17 +58,17 @@ def _threads(wanted: int, now: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads of this process. A fork does not inherit the threads of its parent."""
+    """Return the thread pool of this process. A forked process needs its own, since it does not inherit threads."""
     del process
     return ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
 
 
 def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: torch.device) -> None:
-    """Run ``job`` on several threads, each with one thread of torch. A thread takes the next item when it has finished one.
+    """Run ``job`` on several threads, each with one torch thread. A thread takes the next item when it has finished one.
 
-    A thread that has to wait for a core takes fewer items. ``job`` runs on the calling thread alone if there is one thread,
-    inside small work, for tensors that are not on the host, and for few items (finished threads would wait for the last).
-    An error ends all threads and is raised.
+    A thread that has to wait for a core thus takes fewer items. ``job`` runs on the calling thread alone if torch has only one
+    thread (as in small work), if the tensors are not on the host, or if there are fewer than two items per thread, because most
+    threads would then wait for the last one. An error ends all threads and is raised.
     """
     count = torch.get_num_threads() if device.type == "cpu" else 1
     left = list(items)

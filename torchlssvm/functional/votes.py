@@ -22,8 +22,8 @@ def votes(pair_scores: Tensor, K: int) -> Tensor:
 def least_of_pairs(pair_scores: Tensor, K: int) -> Tensor:
     """Compute scores (B, K) from pair scores (B, pairs): the lowest score of a class against any other, min over j of f_kj.
 
-    A class that wins all its pairs has a positive score, and every other class has a negative one. If there is such a class,
-    :func:`votes` predicts it too. Here the margin is in units of one score, and not a number of wins.
+    If a class wins all its pairs, its score is positive, the scores of all other classes are negative, and :func:`votes`
+    predicts the same class. Unlike votes, the margin between two of these scores is in units of a pair score.
     """
     first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
     table = torch.full((len(pair_scores), K, K), torch.inf, dtype=pair_scores.dtype, device=pair_scores.device)

@@ -1,19 +1,20 @@
 r"""A solved system in whitened coordinates, where leave-one-out, influence and leverage are dot products.
 
-With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu). A free intercept appends the entry 1 / sqrt(n), because in
-centred features the intercept is a separate coordinate with diagonal n. Then, for any two samples i and z,
+Let A = L L^T be the matrix of the normal equations, v the row of a sample, and mu the mean of the n samples. The *whitened* row
+of the sample is u = L^-1 (v - mu). A free intercept appends the entry 1 / sqrt(n), because in centred features the intercept is
+a separate coordinate with the diagonal entry n. For any two samples i and z, with centred rows,
 
     g(z, i) = v_z^T A^-1 v_i + 1/n = u_z . u_i,        f(z) = v_z^T w,
 
-so the effect of every change of samples follows from dot products. Let the samples i in a set I change their weights by
-Delta = diag(delta) and the right-hand side by V_I^T c. Removing a sample of weight d and target y is delta = -d, c = -d y.
-Adding it is delta = d, c = d y. Relabelling it is delta = d' - d, c = d' y' - d y. The new matrix is A + V_I^T Delta V_I. By
-the push-through identity, for every z,
+so dot products of whitened rows give the effect of every change of samples. Let the samples i in a set I change their weights
+by Delta = diag(delta) and the right-hand side by V_I^T c. For a sample of weight d and target y, a removal is delta = -d and
+c = -d y, an addition is delta = d and c = d y, and a relabelling is delta = d' - d and c = d' y' - d y. The new matrix is
+A + V_I^T Delta V_I. By the push-through identity, for every z,
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 (c - Delta f_I),       G = U U^T.
 
-For one sample, T = (c - delta f_i) / (1 + delta g_ii). The score of a removed sample at itself is the leave-one-out formula
-y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii), with leverage h_i = d g_ii. All results are exact, without refitting.
+For one sample, T = (c - delta f_i) / (1 + delta g_ii). For the score of a removed sample itself, this is the leave-one-out
+formula y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii), with leverage h_i = d g_ii. All results are exact, without refitting.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from torchlssvm.functional.gram import strips
 
 WHITENED_ROWS = 1024
-"""Rows that are whitened at a time: few enough to stay in the cache from strip to strip."""
+"""Number of rows that are whitened at a time, small enough for the rows to stay in the cache from strip to strip."""
 
 
 class Whitened(NamedTuple):
@@ -103,7 +104,7 @@ def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
     L, D = U.shape[-2:]
     right = c - delta[..., None] * f
     if L == 1:
-        share = 1.0 + delta * U.square().sum(-1)  # above 0 for a sample held, but for rounding
+        share = 1.0 + delta * U.square().sum(-1)  # above 0 for a sample that was added, except for rounding
         return right / share.clamp(min=torch.finfo(U.dtype).eps)[..., None]
     if L <= D:
         system = delta[..., None] * (U @ U.mT)

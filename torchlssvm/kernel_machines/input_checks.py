@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 
@@ -43,6 +45,20 @@ def queries(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tens
         hint = "; a single sample is x[None]" if tensor.ndim == 1 else ""
         raise ValueError(f"x must have shape (B, J), got {tuple(tensor.shape)}{hint}")
     return checks.features(tensor, tensor.shape[1] if J is None else J, device).to(torch.float64)
+
+
+def known_ids(ids: Any, held: Container[int]) -> list[int]:
+    """Return ids as a list. Raises RemovalError if an id is unknown or given twice."""
+    wanted: list[int] = checks.id_list(ids)
+    unknown = [i for i in wanted if i not in held]
+    if unknown:
+        raise RemovalError(
+            f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
+        )
+    if len(set(wanted)) < len(wanted):
+        twice = next(i for i in wanted if wanted.count(i) > 1)
+        raise RemovalError(f"id {twice} is given twice. Nothing was changed.")
+    return wanted
 
 
 def labels(y: Any, x: Tensor, K: int) -> Tensor:

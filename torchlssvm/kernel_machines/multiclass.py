@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError, RemovalError
+from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
@@ -172,7 +172,8 @@ class MultiClass(nn.Module):
         with all_or_nothing(self, lambda: self._erase(places)):
             if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
-            self._change_machines(new)
+            with self._moving_together(new):
+                self._change_machines(new)
         self._held |= new
         self._next_id += len(x)
         return torch.tensor(ids, dtype=torch.int64)
@@ -180,9 +181,10 @@ class MultiClass(nn.Module):
     @atomically
     def remove(self, ids: Any) -> Self:
         """Unlearn samples by id."""
-        found = self._find(ids)
+        found = input_checks.known_ids(ids, self._held)
         self._connect()
-        self._change_machines(dict.fromkeys(found))
+        with self._moving_together(dict.fromkeys(found)):
+            self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
         if mostly_free(self._gram.capacity, self.n):
             self._store_again()
@@ -191,7 +193,7 @@ class MultiClass(nn.Module):
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples new labels. A sample moves to the machines that learn its new label."""
-        found = self._find(ids)
+        found = input_checks.known_ids(ids, self._held)
         if found:
             labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
             self._connect()
@@ -211,18 +213,6 @@ class MultiClass(nn.Module):
         self._free: list[int] = []  # places
         self._support = None
         self._own_ids, self._next_id = [{} for _ in self.tasks], next_id
-
-    def _find(self, ids: Any) -> list[int]:
-        """Return ids as a list. Raises RemovalError if an id is unknown or given twice."""
-        found = checks.id_list(ids)
-        unknown = [i for i in found if i not in self._held]
-        if unknown:
-            raise RemovalError(
-                f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
-            )
-        if len(set(found)) < len(found):
-            raise RemovalError("an id is given twice. Nothing was changed.")
-        return found
 
     def _put(self, rows: Tensor) -> Any:  # (B, J) -> (B,) int64
         """Store rows; returns their places."""
@@ -266,6 +256,23 @@ class MultiClass(nn.Module):
         for machine, own_ids, shared in zip(self.machines, self._own_ids, sharing, strict=True):
             if shared:
                 machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
+
+    def _moving_together(self, samples: dict[int, Held] | dict[int, None]) -> contextlib.AbstractContextManager[None]:
+        """Machines that share samples learn these, or unlearn those given as None, along paths that are followed together."""
+        machine: Any = self.machines[0]
+        if not self._shared or not machine.walks_on_device():
+            return contextlib.nullcontext()
+        changes = []
+        for task, one, own_ids in zip(self.tasks, self.machines, self._own_ids, strict=True):
+            seen = {s: self._label(task, s.label) for s in samples.values() if s is not None}
+            joining = {s: label for s, label in seen.items() if label is not None}
+            leaving = [own_ids[i] for i in samples if i in own_ids]
+            if one.shares(self._gram) and (joining or leaving):  # type: ignore[operator]
+                places = np.array([s.place for s in joining], dtype=np.int64)
+                weights = np.array([s.weight for s in joining])
+                changes.append((one, places, np.array(list(joining.values()), dtype=float), weights, leaving))
+        together: contextlib.AbstractContextManager[None] = machine.moving_together(changes)
+        return together
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
         """Let every machine learn these samples, or unlearn samples given as None. If one machine raises, none changes."""

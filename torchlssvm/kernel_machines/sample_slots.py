@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, constant_pad_nd
 
-from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
+from torchlssvm.kernel_machines import input_checks
 
 SMALLEST_CAPACITY = 64
 """Slots of an empty machine. A full machine doubles its capacity, so adding one by one copies each row only a few times."""
@@ -122,16 +122,7 @@ class SampleSlots:
             known = set(ids)
             if len(known) == len(ids) and known <= self.slot_of.keys():
                 return list(ids)
-        wanted = checks.id_list(ids)
-        unknown = [i for i in wanted if i not in self.slot_of]
-        if unknown:
-            raise RemovalError(
-                f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
-            )
-        if len(set(wanted)) < len(wanted):
-            twice = next(i for i in wanted if wanted.count(i) > 1)
-            raise RemovalError(f"id {twice} is given twice. Nothing was changed.")
-        return wanted
+        return input_checks.known_ids(ids, self.slot_of)
 
     def places(self, k: int) -> list[int]:
         """Return slots for k more rows: free slots first, then new ones, for which :meth:`grow` makes room."""

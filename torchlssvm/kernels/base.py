@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 TILE_BYTES = 2**23
-"""Working memory of a kernel, in bytes, beyond what it is given and what it returns."""
+"""Working memory of a kernel in bytes, in addition to its inputs and its result."""
 
 
 class Kernel(nn.Module):
-    """The base of all kernels: a subclass defines :meth:`gram`, and lists the numbers to save in ``options``.
+    """The base class of all kernels. A subclass defines :meth:`gram` and lists the numbers to save in ``options``.
 
     >>> import torch
     >>> from torchlssvm.kernels import RBF, Linear
@@ -32,7 +32,7 @@ class Kernel(nn.Module):
         raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return rows (n, J) for :meth:`gram`, which machines keep: the samples x (n, ...) themselves, unless deep."""
+        """Return the rows (n, J) that :meth:`gram` takes and machines keep: the samples x (n, ...), or features if deep."""
         return x
 
     def version(self) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class Kernel(nn.Module):
         return (*options, *((p.data_ptr(), p._version) for p in tensors))
 
     def equals(self, other: Kernel) -> bool:
-        """Tell whether this kernel and another give equal values: they have the same parts, options and parameters."""
+        """Tell whether another kernel has the same parts, options and parameters, and therefore the same values."""
 
         def parts(kernel: Kernel) -> list[Any]:
             return [

@@ -10,7 +10,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels.base import Kernel
 
 FAR_SQUARES = 8.0
-"""Limit of gamma |x - centre|^2. Beyond it, a product of rows loses digits that a Gaussian needs."""
+"""Limit of gamma |x - centre|^2. Beyond it, distances from a product of rows are not accurate enough for a Gaussian."""
 NEGLIGIBLE_SQUARE = 45.0
 """gamma |x - z|^2 beyond which a Gaussian is below 1e-19."""
 PAIRS_PER_BLOCK = 2**15
@@ -34,12 +34,13 @@ class Linear(Kernel):
 
 
 class RBF(Kernel):
-    """k(x, z) = exp(-|x - z|^2 / (2 sigma^2)), or exp(-gamma |x - z|^2): give one of the two.
+    """The Gaussian kernel k(x, z) = exp(-|x - z|^2 / (2 sigma^2)) = exp(-gamma |x - z|^2). Pass either sigma or gamma.
 
-    The squared distance is |x|^2 + |z|^2 - 2 x . z, computed after both are shifted by a centre. The centre is the mean of
-    those rows z that are no further than average from the mean of all z. With this centre, neither a common offset nor a row
-    far from all others costs digits. Pairs of rows that are far from the centre and near each other are computed from their
-    differences, except in an exported or compiled program. (``torch.cdist`` cannot be exported for any batch size.)
+    The squared distance is computed as |x|^2 + |z|^2 - 2 x . z, after a centre has been subtracted from both rows. The centre
+    is the mean of those rows z that are no further than average from the mean of all z. Neither an offset that all rows share
+    nor a single row far from the others therefore costs accuracy. Pairs of rows that are far from the centre and near each
+    other are computed from their differences, except in an exported or compiled program. (``torch.cdist`` cannot be exported
+    for an arbitrary batch size.)
     """
 
     options = ("gamma",)
@@ -65,7 +66,7 @@ class RBF(Kernel):
 
 
 class Laplacian(Kernel):
-    """k(x, z) = exp(-gamma |x - z|_1), or exp(-|x - z|_1 / sigma): give one of the two."""
+    """The Laplacian kernel k(x, z) = exp(-gamma |x - z|_1) = exp(-|x - z|_1 / sigma). Pass either gamma or sigma."""
 
     options = ("gamma",)
 
@@ -109,8 +110,8 @@ class Polynomial(Kernel):
 def square_distances(x1: Tensor, x2: Tensor, gamma: float | None = None) -> Tensor:
     """Compute |x1_i - x2_j|^2 >= 0 (n1, n2) by one matrix product. x1: (n1, J), x2: (n2, J).
 
-    gamma: the gamma of a Gaussian of these distances. Distances for which the product loses too many digits are then computed
-    from differences, so that the Gaussian is accurate to about 1e-15.
+    Pass gamma if the distances are for a Gaussian. Distances for which the product is too inaccurate are then computed from
+    differences, so that the Gaussian is accurate to about 1e-15.
     """
     distance = (x2 - x2.mean(0)).abs().sum(1)
     near = (distance <= distance.mean()).to(x2.dtype)

@@ -16,7 +16,7 @@ Gram = Callable[[Tensor, Tensor], Tensor]
 class Sum(Kernel):
     """k(x, z) = k_1(x, z) + k_2(x, z).
 
-    If a part is deep, a prepared row is the prepared row of the first part, ``split`` wide, followed by that of the second.
+    If one of the two kernels is deep, a prepared row concatenates the rows that both prepare. The first is ``split`` wide.
     """
 
     options = ("split",)
@@ -132,7 +132,7 @@ class Deep(Kernel):
         return self
 
     def prepare(self, x: Tensor) -> Tensor:
-        """The network's features (n, J) in float64, in the network's own precision up to there."""
+        """Compute the network's features (n, J) in the network's own precision, and convert them to float64."""
         weight = next((p for p in self.network.parameters() if p.is_floating_point()), None)
         rows = self.network(x if weight is None or not x.is_floating_point() else x.to(weight.dtype))
         return self.kernel.prepare(rows.flatten(1).to(torch.float64))
@@ -147,7 +147,7 @@ class Deep(Kernel):
 
 
 def as_kernel(kernel: Kernel | Gram) -> Kernel:
-    """A kernel as it is, any other callable as :class:`Custom`."""
+    """Return a kernel unchanged, and wrap any other callable in :class:`Custom`."""
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, type) or not callable(kernel):

@@ -27,12 +27,12 @@ def index_of(at: Array) -> Any:  # (k,) int64
 
 
 def mostly_free(capacity: int, n: int) -> bool:
-    """Tell whether arrays should be made shorter: so few of their positions have a sample that passing over them costs more."""
+    """Tell whether so few positions have a sample that shortening the arrays is cheaper than passing over the free ones."""
     return capacity > 512 + 4 * n
 
 
 class RowCache:
-    """Cached rows, of which the oldest is overwritten first."""
+    """A cache of rows that overwrites the oldest row first."""
 
     def __init__(self, capacity: int, count: int):
         self.rows = np.zeros((count, capacity))
@@ -47,7 +47,7 @@ class RowCache:
         self.end, self.next = old.end, old.end % len(self.held)
 
     def put(self, i: int, row: Array) -> None:  # (capacity,)
-        """Put a row into the cache instead of the oldest, unless the row is already there."""
+        """Overwrite the oldest row with this row, unless this row is already cached."""
         if self.row_of[i] >= 0:
             return
         k = self.next
@@ -58,17 +58,18 @@ class RowCache:
 
 
 class GramRows:
-    """Stores rows x of samples on their device, or a precomputed Gram matrix, and computes rows of K from them.
+    """Stores the rows x of samples on their device, or a precomputed Gram matrix, and computes rows of the kernel matrix K.
 
-    Several machines with the same samples can share one object, which then computes each row once for all machines. Values in
-    free positions are undefined.
+    Several machines with the same samples can share one object, which then computes each row once for all machines. Each sample
+    has a position in the arrays. Values in free positions are undefined.
 
-    On the host, RBF is computed here, for speed and to full precision. The expanded square uses x shifted by a centre, so that
-    a common offset costs no digits. Samples that are far from the centre use differences instead.
+    On the host, this class computes RBF values itself, for speed. The expanded square |x|^2 + |z|^2 - 2 x . z uses rows from
+    which a centre was subtracted, so that an offset that all rows share costs no accuracy. The values of samples that are far
+    from the centre are computed from differences instead.
 
     Attributes:
         x: (capacity, J), or (capacity, capacity) if the kernel is precomputed.
-        held: (capacity,) bool, where there is a sample.
+        held: (capacity,) bool, True in positions that have a sample.
         computed: the number of kernel values computed so far.
     """
 
@@ -86,19 +87,19 @@ class GramRows:
         return len(self.held)
 
     def _index(self, at: Array) -> Tensor:  # (k,) int64
-        """Copy positions to the device without waiting. The driver reads host memory before the call returns."""
+        """Copy positions to the device without waiting. This is safe, because host memory is read before the call returns."""
         return torch.from_numpy(at).to(self.device, non_blocking=True)
 
     def _start_rbf(self) -> None:
-        """Forget the arrays for RBF values. They are made again when the next value is computed."""
+        """Discard the arrays for RBF values. They are created again when the next value is computed."""
         self.version = None if self.kernel is None else self.kernel.version()
         self._rbf = type(self.kernel) is RBF and self.device.type == "cpu"
         self._centre: Array = None  # (J,)
 
-    # -- samples that come and go --------------------------------------------------------------------------------------
+    # -- adding and removing samples -----------------------------------------------------------------------------------
 
     def resize(self, capacity: int, J: int) -> None:
-        """Lengthen the arrays to this number of positions, or begin with rows of width J."""
+        """Extend the arrays to this number of positions, or create them for rows of width J."""
         k, old = self.capacity, self.x
         width = capacity if self.kernel is None else J
         if k == capacity and old.shape[1] == width:
@@ -121,7 +122,8 @@ class GramRows:
     def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
         """Store the rows of new samples, and add their values to cached rows.
 
-        A precomputed x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new samples.
+        If the kernel is precomputed, x (B, n + B) holds the kernel values of the new samples with the samples in positions
+        ``order``, followed by those among the new samples.
         """
         if not self.held.any():
             self._centre = None  # to be chosen from these samples
@@ -177,7 +179,7 @@ class GramRows:
         return self.x[self._index(at)]
 
     def renewed(self, kernel: Kernel | None) -> GramRows:
-        """Return rows of the same samples by this kernel, with nothing kept of the values computed before."""
+        """Return an object for the same samples and another kernel, with an empty cache."""
         new = copy.copy(self)
         new.kernel, new._whole = kernel, None
         new._start_rbf()
@@ -187,7 +189,7 @@ class GramRows:
     def empty_cache(self) -> None:
         """Empty the cache."""
         n = self.capacity
-        # Rows that are cached regardless of ``cache_bytes``, because an event needs that many.
+        # Two rows are cached regardless of ``cache_bytes``, because an event needs two.
         self.cache = RowCache(n, max(2, min(n, self.cache_bytes // (8 * max(1, n)))))
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class GramRows:
         return bool((self.cache.row_of[at] >= 0).all())
 
     def rows(self, at: Array) -> Array:  # (k,) -> (k, capacity)
-        """Return a copy of these rows, from the cache if possible. The other rows are computed."""
+        """Return a copy of these rows. Rows that are not cached are computed."""
         row_of = self.cache.row_of[at]
         missing = row_of < 0
         if len(at) and missing.all():
@@ -253,7 +255,7 @@ class GramRows:
         return self.kernel.tiled(self.x[self._index(at)], self.x[self._index(columns)]).to(torch.float64)
 
     def whole(self) -> Tensor:  # -> (capacity, capacity)
-        """Return K on the device, zero in free positions. It is kept, and follows samples that come and go."""
+        """Return K on the device, zero in free positions. K is kept, and updated when samples are added or removed."""
         if self.kernel is None:
             return self.x
         if self._whole is None:
@@ -276,7 +278,7 @@ class GramRows:
         n, J = self.x.shape
         self._shifted, self._squares, self._far = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
         at = np.flatnonzero(self.held)
-        # Samples far from all others do not count in a median.
+        # The median, unlike the mean, does not move towards samples far from all others.
         self._centre = np.median(self.x.numpy()[at], 0) if centre is None else centre
         self._shift(at)
 
@@ -291,7 +293,7 @@ class GramRows:
         self._any_far = bool(self._far.any())
 
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
-        """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for far samples."""
+        """Compute exp(-|p - q|^2 / 2) from shifted and scaled rows p and q, or exp(-gamma |x - z|^2) for far samples."""
         assert isinstance(self.kernel, RBF)
         if self._centre is None:
             self._make_rbf()
@@ -314,20 +316,20 @@ class GramRows:
             for k in np.flatnonzero(self._far[i]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
             far = np.flatnonzero(far)
-            # Differences to far samples computed at a time: 2 MiB, which fit the processor's cache.
+            # Differences to far samples are computed 2 MiB at a time, which fit the processor's cache.
             step = max(1, 2**18 // max(1, len(far) * x.shape[1]))
             for k in range(0, len(at) if len(far) else 0, step):
                 K[k : k + step, far] = np.exp(-gamma * ((x[k : k + step, None] - z[far]) ** 2).sum(2))
         return K
 
     def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
-        """Return factors of ln K between these samples in single precision; None if that is too coarse, or not an RBF."""
+        """Return float32 factors whose product is ln K between these samples. None if float32 is too coarse, or not an RBF."""
         if not self._rbf:
             return None
         if self._centre is None:
             self._make_rbf()
-        # gamma |x - centre|^2 up to which single precision gives RBF values to three digits: 2^12 times 2^-24 is
-        # about 2e-4.
+        # Up to gamma |x - centre|^2 = 2^12, single precision gives RBF values to three digits (2^12 times 2^-24 is
+        # about 2e-4).
         if float(self._squares[at].max(initial=0.0)) > 2.0**12:
             return None
         p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))

@@ -25,9 +25,9 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class Anchor(nn.Module):
-    """One parameter that is never saved.
+    """A parameter without meaning, which is never saved.
 
-    ``DistributedDataParallel`` refuses a module without parameters that need a gradient.
+    It is needed because ``DistributedDataParallel`` refuses a module in which no parameter requires a gradient.
     """
 
     def __init__(self) -> None:
@@ -35,62 +35,64 @@ class Anchor(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save nothing: the parameter has no meaning."""
+        """Save nothing, because the parameter has no meaning."""
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Load nothing: no checkpoint has the parameter."""
+        """Load nothing, because checkpoints do not contain the parameter."""
 
 
 class LSSVMModule(LightningModule):
-    """A least-squares SVM head on a frozen network: ``training_step`` adds samples, and one epoch is the whole training.
+    """A least-squares SVM head on a frozen network. ``training_step`` adds samples, and one epoch is the whole training.
 
     A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict with these names. :class:`~torchlssvm.lightning.Indexed`
     uses the index of a sample as its id. A sample with an id is counted once, in training and in validation, even if it arrives
     again (in a second epoch, as padding of a distributed sampler, or in a resumed run). Samples without ids are learned in the
     first epoch only.
 
-    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`. From then on the head always matches the
-    store, even if a checkpoint differs, and an erased sample does not come back. Checkpoints are registered with the store, so
-    that certificates name those that are older than an erasure. After an erasure and a compaction, nobody can tell which
-    samples were erased. A run that began before therefore cannot be resumed, and a new run prints a warning. A suppression list
-    keeps samples erased on request out of every run.
+    **Store.** With ``store``, every sample is written to a :class:`~torchlssvm.store.SampleStore`, and the head always matches
+    the store. Loading an older checkpoint therefore does not bring back an erased sample. Checkpoints are registered with the
+    store, so that certificates of erasure list the older ones. After an erasure and a compaction, nothing shows which samples
+    were erased. A run that began earlier can then no longer be resumed, and a new run prints a warning. A suppression list
+    keeps samples that were erased on request out of every run.
 
-    With several ranks, each rank learns its share. The shares are added up before the head is read, validated or saved. Every
-    rank must call ``trainer.save_checkpoint``, as Lightning requires, because the shares are added up there too.
+    **Ranks.** With several ranks, each rank learns its share of the samples. The shares are added up before the head is read,
+    validated or saved. Every rank must therefore call ``trainer.save_checkpoint``, as Lightning requires.
 
-    **Logged**: ``val_accuracy``, ``val_loss`` (mean squared error against targets -1 and +1; with one-vs-one the share of
-    wrong answers), ``val_recall`` (mean over the classes that occur) and, with at most 50 classes, ``val_recall_0`` and so
-    on. With ``targets="multilabel"``: ``val_f1`` (micro), ``val_f1_macro`` and ``val_loss``; with ``"regression"``:
-    ``val_r2`` and ``val_loss``. The same with ``test_``; with several loaders each name ends in ``/dataloader_idx_0`` and so
-    on. At the end of a
-    training epoch ``rho`` and ``n``, the number of samples held.
+    **Metrics.** The module logs ``val_accuracy``, ``val_loss`` (the mean squared error against targets -1 and +1, or the error
+    rate with one-vs-one), ``val_recall`` (the mean over the classes that occur) and, with at most 50 classes, ``val_recall_0``
+    and so on. With ``targets="multilabel"``, it logs ``val_f1`` (micro), ``val_f1_macro`` and ``val_loss``; with
+    ``"regression"``, ``val_r2`` and ``val_loss``. In a test, the names begin with ``test_``. With several loaders, each name
+    ends in ``/dataloader_idx_0`` and so on. At the end of a training epoch, it logs ``rho`` and the number of samples ``n``.
 
     Args:
-        backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
-            data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
-        num_classes: K, classes, or labels or numbers for each sample.
+        backbone: the name of a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``), ``"identity"`` if
+            the data are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
+        num_classes: K, the number of classes, or of labels or numbers for each sample.
         targets: ``"classes"``, ``"multilabel"`` (batches with y (B, K) of 0 and 1) or ``"regression"`` (y (B, K) or (B,)), as
             for :class:`~torchlssvm.LSSVMHead`.
-        weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
-            (the best weights available), or ``"random"``.
+        weights: the weights of a backbone that is given by name: a member of torchvision's enum (``"DEFAULT"``),
+            ``"pretrained"`` (timm), a file, ``"auto"`` (the best weights available), or ``"random"``.
         in_features: the width of the features, for ``"identity"`` and for a network that ends in features.
-        layers, pool, max_features: the layers that the head learns from, ``"last"``, ``"blocks"``, ``"all"`` or names, and how
+        layers, pool, max_features: the layers that the head learns from (``"last"``, ``"blocks"``, ``"all"`` or names), and how
             they are pooled, as for :func:`torchlssvm.attach`.
-        views: fixed transforms by name, ``["flip"]``: features are averaged over a sample and its transforms.
+        views: names of fixed transforms, e.g. ``["flip"]``. Features are averaged over a sample and its transforms.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
-        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine or head that you
-            made; ``rho``, ``grid`` and ``head_options`` are then not used.
-        rho: of the head: a number, ``"gcv"`` or ``"kfold"`` (on the head's ``folds``, or on the samples of a ``MarginHead``).
-            A rule chooses before each validation of a fit and at the end of each epoch. None is the default of the head.
-        grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
+        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`, or a head or kernel machine that you
+            made. In the last case, ``rho``, ``grid`` and ``head_options`` are not used.
+        rho: the regularization of the head: a number, ``"gcv"`` or ``"kfold"`` (on the head's ``folds``, or on the samples of a
+            ``MarginHead``). The last two choose rho before each validation of a fit and at the end of each epoch. None is the
+            default of the head.
+        grid: a :class:`~torchlssvm.FixedPoint`, its limit, its limit and bits as text (``"8:20"``), ``"auto"`` or None.
         head_options: other options of :class:`~torchlssvm.LSSVMHead` or :class:`~torchlssvm.MarginHead`, e.g.
             ``{"class_weight": "balanced"}``.
-        batch_names: names of the parts of batches that are dicts, e.g. ``{"x": "photo", "y": "species"}``; ``image`` and
-            ``label`` are known.
+        batch_names: the keys of batches that are dicts, e.g. ``{"x": "photo", "y": "species"}``. The keys ``image`` and
+            ``label`` need no entry.
         store: the folder of a store.
         suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
-        suppression_key: its key, never saved; by default the environment variable ``TORCHLSSVM_SUPPRESSION_KEY``.
-        erased: samples of a batch that were erased on request: "skip" them, with their number printed at the end, or "refuse".
+        suppression_key: the key of the suppression list, which is never saved. The default is the environment variable
+            ``TORCHLSSVM_SUPPRESSION_KEY``.
+        erased: what to do with samples that were erased on request: ``"skip"`` them and print their number at the end, or
+            ``"refuse"`` the batch.
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -152,19 +154,19 @@ class LSSVMModule(LightningModule):
         options |= {"in_features": in_features, "feature_map": feature_map}
         self.classifier = classifier(backbone, num_classes, weights, head, options)
         self.ddp = Anchor()
-        # Nothing here changes by gradients, and ranks add up what they learn: DDP must not copy buffers over.
+        # DDP must not copy buffers between ranks. Gradients change nothing here, and the ranks add up what they learn.
         names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = names
         self.learner = Learner(self.classifier.head)
         self.judged: dict[int, list[tuple[Any, ...]]] = {}
-        """Answers of this validation or test on this rank, by loader: ids or None, predicted classes, labels, losses (B,)."""
+        """Results of this validation or test on this rank, by loader: ids or None, predicted classes, labels, losses (B,)."""
         check_names(batch_names)
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
         self._warned: set[str] = set()
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
-        """Events that waited for samples when the last fit ended: they have not arrived."""
+        """The number of events whose samples had not arrived when the last fit ended."""
         self._rho_version = -1  # the version of the head for which rho was chosen
 
     @property
@@ -228,7 +230,7 @@ class LSSVMModule(LightningModule):
             self.print(f"torchlssvm: {message}")
 
     def _real(self, batch: Any, loader: Any, batch_idx: int) -> TrainingBatch:
-        """Unpack a batch, and cut off the samples that a distributed sampler repeats."""
+        """Unpack a batch, without the samples that a distributed sampler repeats."""
         part = unpack(batch, self.hparams["batch_names"])
         keep = ranks.without_padding(loader, batch_idx, len(part.y))
         return first_samples(part, keep)
@@ -239,7 +241,7 @@ class LSSVMModule(LightningModule):
             self.learner.synchronize()
 
     def bring_up_to_date(self) -> None:
-        """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
+        """Add up the shares of the ranks, and choose rho if a rule is set. Does nothing if nothing has changed since."""
         self._synchronize()
         head = self.head
         if self.hparams["rho"] == "kfold":
@@ -255,7 +257,7 @@ class LSSVMModule(LightningModule):
                 head._refresh_rho()
 
     def on_train_epoch_end(self) -> None:
-        """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
+        """Finish the epoch: apply the events that waited for its end, add up the shares of the ranks, and choose rho."""
         if self.trainer.is_last_batch:
             self.learner.end_pass()
         self.bring_up_to_date()
@@ -281,14 +283,14 @@ class LSSVMModule(LightningModule):
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Bring all ranks to the same head. In a fit, also choose rho now, since the end of the epoch comes later."""
+        """Bring all ranks to the same head. In a fit, also choose rho, because validation runs before the end of the epoch."""
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.bring_up_to_date()
         else:
             self._synchronize()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate a batch; does nothing while the head holds no samples."""
+        """Evaluate a batch. Does nothing if the head has no samples."""
         loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
         part = self._real(batch, ranks.loader_at(loaders, dataloader_idx), batch_idx)
         if self.learner.empty or not len(part.y):
@@ -311,7 +313,7 @@ class LSSVMModule(LightningModule):
     test_step = validation_step
 
     def on_test_epoch_start(self) -> None:
-        """Bring all ranks to the same head. NotFittedError if it is empty, since Lightning would not report that."""
+        """Bring all ranks to the same head. Raises NotFittedError if it is empty, which Lightning would not report."""
         self._synchronize()
         if self.learner.empty:
             raise NotFittedError(
@@ -320,7 +322,7 @@ class LSSVMModule(LightningModule):
             )
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of each loader, of all ranks' samples, each sample with an id once."""
+        """Log the metrics of each loader over the samples of all ranks. A sample with an id counts once."""
         mine, self.judged = self.judged, {}
         stage = "test" if self.trainer.testing else "val"
         if self.trainer.sanity_checking:
@@ -352,7 +354,7 @@ class LSSVMModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Open the store, on the first rank. A trial run (``fast_dev_run``) learns in memory only.
 
-        If ``torch.compile`` wrapped the module, its steps still run uncompiled: they are bookkeeping that need not be traced.
+        If ``torch.compile`` wrapped the module, its steps run uncompiled, because bookkeeping need not be traced.
         """
         compiled = getattr(self, "_compiler_ctx", None) or {}
         for step in ("training_step", "validation_step", "test_step", "predict_step"):
@@ -385,7 +387,7 @@ class LSSVMModule(LightningModule):
     on_test_start = on_predict_start = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what all ranks learned. Weights are solved again, so that they do not depend on the order of changes."""
+        """Save what all ranks learned. The weights are solved again, so that they do not depend on the order of changes."""
         if self._trainer is not None:
             self._synchronize()
         if isinstance(self.head, LinearHead) and self.head.n:
@@ -397,7 +399,7 @@ class LSSVMModule(LightningModule):
         checkpoint["torchlssvm"] = {"learner": self.learner.state_dict(), "run": self._run}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore what was seen; the head is loaded with the module."""
+        """Restore the record of the samples that were seen. The head itself is loaded with the module."""
         saved = checkpoint.get("torchlssvm")
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
@@ -405,7 +407,7 @@ class LSSVMModule(LightningModule):
 
 
 def unanswered_text(waiting: list[str], store: str | None) -> str:
-    """Describe the events that were not answered, where they stay, and how to drop them."""
+    """Describe the events whose samples did not arrive, where they are stored, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
     text = (
@@ -419,7 +421,7 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
 def summarize(
     parts: list[tuple[Any, ...]], classes: int, targets: str = "classes"
 ) -> tuple[dict[str, Tensor | float], int]:
-    """Compute metrics of answers, each id once, and count the answers left out.
+    """Compute metrics of predictions, each id once, and count the predictions that were left out.
 
     Recall is the mean over the classes that occur among the labels.
     """
@@ -445,7 +447,7 @@ def summarize(
 def classifier(
     backbone: str | nn.Module, num_classes: int, weights: str | None, head: nn.Module | str | None, options: dict[str, Any]
 ) -> AttachedClassifier:  # fmt: skip
-    """A head on a network that is given, or named. ``options``: of :func:`torchlssvm.attach`."""
+    """Attach a head to a network, which is given as a module or by name, with these options of :func:`torchlssvm.attach`."""
     if isinstance(backbone, str) and backbone == "identity":
         if options["in_features"] is None and options["feature_map"] is None:
             raise ValueError("backbone 'identity' takes data that are features: give in_features, their number")

@@ -18,24 +18,25 @@ from torchlssvm.linear.labelled_batches import check_names, unpack
 
 
 class OnlineProbe(Callback):
-    """A closed-form linear probe on the last ``window`` features of a layer; no learning rate, no extra pass over the data.
+    """A linear probe in closed form on the most recent features of a layer, without a learning rate or extra data passes.
 
-    Features from training steps enter a sliding window and the oldest ones leave it; the head always holds exactly the samples
-    in the window. At validation, its accuracy on the validation features is logged. Each rank has its own window, and the
-    probe is fitted on all windows together. The window is not saved: after a restart it fills again.
+    The features of training steps enter a sliding window, and the oldest features leave it. The head always contains exactly
+    the samples in the window. At validation, its accuracy on the validation features is logged. Each rank has its own window,
+    and the probe is fitted on all windows together. The window is not saved, so it fills again after a restart.
 
     Args:
-        layer: the dotted name of the module whose output (B, J) are the features.
-        num_classes: K.
-        window: samples in the window of each rank.
-        rho: of the head; None chooses it: by ``"gcv"`` before each validation, or by k-fold for a margin head.
-        name: the name under which the module logs the accuracy: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
-            ``ModelCheckpoint`` see it.
-        head: ``"lssvm"`` or ``"margin"``, the kind of probe.
-        batch_names: names of the parts of batches that are dicts; ``image`` and ``label`` are known.
+        layer: the dotted name of the module whose output (B, J) is used as features.
+        num_classes: K, the number of classes.
+        window: the number of samples in the window of each rank.
+        rho: the regularization of the head. With None, it is chosen by ``"gcv"`` before each validation, or by k-fold
+            cross-validation for a margin head.
+        name: the name under which the module logs the accuracy, for ``EarlyStopping(monitor="probe_accuracy", mode="max")`` or
+            ``ModelCheckpoint``.
+        head: the kind of probe, ``"lssvm"`` or ``"margin"``.
+        batch_names: the keys of batches that are dicts. The keys ``image`` and ``label`` need no entry.
 
-    Batches may hold several views, ((x1, x2), y) or (x1, x2, y): the probe learns and judges the first view, that is, the first
-    output of the layer in a step, or the first B rows of it where views go through together.
+    A batch may contain several views of each sample, ((x1, x2), y) or (x1, x2, y). The probe uses only the first view. This is
+    the first output of the layer in a step, or the first B rows of the output if all views pass through the layer together.
 
     >>> OnlineProbe("backbone", num_classes=10).name
     'probe_accuracy'
@@ -136,7 +137,7 @@ class OnlineProbe(Callback):
             self._total += len(y)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the accuracy on all ranks' validation samples, through the module."""
+        """Log the accuracy on the validation samples of all ranks, through the module."""
         if trainer.sanity_checking:
             return
         sums = ranks.gather((self._right, self._total))

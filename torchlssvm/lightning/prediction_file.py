@@ -16,16 +16,16 @@ from torchlssvm.linear.linear_head import targets_of
 
 
 class PredictionFile(Callback):
-    """Writes what ``trainer.predict`` computes to a CSV file: a line for each sample, in the order of the data.
+    """Writes the predictions of ``trainer.predict`` to a CSV file, with one line per sample in the order of the data.
 
-    Its columns are the sample's number, or its id where batches have ids, the class predicted, and a score for each class. Of
-    a head with ``targets="multilabel"``, the predicted labels stand in one column with spaces between them. Of a head with
-    ``targets="regression"``, the scores are the numbers predicted, and the column of the prediction is empty.
-    With several ranks the first one writes, and samples that a sampler repeats are written once.
+    The columns are the id of the sample (its number if batches have no ids), the predicted class, and a score for each class.
+    With ``targets="multilabel"``, the second column contains all predicted labels, separated by spaces. With
+    ``targets="regression"``, it is empty, and the scores are the predicted numbers. With several ranks, the first rank writes
+    the file. Samples that a distributed sampler repeats are written once.
 
     Args:
-        path: the file. An existing file is replaced once all predictions are computed.
-        batch_names: names of the parts of batches that are dicts.
+        path: the file. An existing file is replaced when all predictions have been computed.
+        batch_names: the keys of batches that are dicts.
 
     >>> PredictionFile("predictions.csv").path.name
     'predictions.csv'
@@ -42,7 +42,7 @@ class PredictionFile(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:  # fmt: skip
-        """Keep the scores of a batch, without what a distributed sampler repeats."""
+        """Keep the scores of a batch, without the samples that a distributed sampler repeats."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2:
             raise ValueError("PredictionFile writes scores (B, K): predict_step must return them")
         loader = ranks.loader_at(trainer.predict_dataloaders, dataloader_idx)

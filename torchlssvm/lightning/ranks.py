@@ -1,4 +1,4 @@
-"""Communication between the ranks of a run. All ranks call each function; a single rank does its work alone."""
+"""Communication between the ranks of a run. All ranks must call each function. With a single rank, nothing is communicated."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def is_summed(head: Any) -> bool:
-    """True if ranks can learn their own shares and add them up: for a head on a grid."""
+    """True if each rank can learn its own share, because the shares can be added up. This needs a head on a grid."""
     return isinstance(head, LSSVMHead) and head.statistics.exact
 
 
@@ -95,7 +95,7 @@ def copy_from_first(head: Any) -> None:
 
 
 def agree_on_grid(head: Any, x: Tensor, y: Tensor) -> None:
-    """Choose the grids of an empty head that are ``"auto"`` from the first batches of all ranks."""
+    """Choose the grids of an empty head, where they are ``"auto"``, from the first batches of all ranks."""
     if not are_several() or not is_summed(head):
         return
     stats = head.statistics
@@ -117,7 +117,7 @@ def loader_at(loaders: Any, index: int) -> Any:
 
 
 def first_sample(loader: Any, batch_idx: int) -> int:
-    """Return the place of a batch's first sample among the samples of this rank."""
+    """Return the index of a batch's first sample among the samples of this rank."""
     size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or getattr(loader, "batch_size", None)
     return batch_idx * (size or 1)
 
@@ -125,8 +125,9 @@ def first_sample(loader: Any, batch_idx: int) -> int:
 def without_padding(loader: Any, batch_idx: int, size: int) -> int:
     """Count the real samples of a batch with ``size`` samples.
 
-    A ``DistributedSampler`` deals samples out in turns and repeats the first ones until all ranks have the same number. The
-    sample in place p of rank r has the number p W + r, and is a repetition if that is not below the number of samples.
+    A ``DistributedSampler`` assigns samples to the W ranks in turn, and repeats the first samples until all ranks have the same
+    number. The sample with index p on rank r is therefore sample p W + r of the data. It is a repetition if that number is not
+    below the number of samples.
     """
     batches = getattr(loader, "batch_sampler", None)
     samplers = (getattr(batches, "sampler", None), getattr(loader, "sampler", None))

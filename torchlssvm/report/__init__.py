@@ -24,15 +24,15 @@ def write_report(
 
     Args:
         store: a store with labels, and an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`.
-        path: the file to write. Only you can read the file, because it names samples and subjects.
-        images: pictures of the samples: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
-            Without pictures the page shows the feature values that stand out.
-        classes: names of the classes (default: those of the store).
+        path: the file to write. Only its owner can read it, because it names samples and subjects.
+        images: pictures of the samples, as a folder, an array or a function (see :func:`torchlssvm.report.pictures.source`).
+            Without pictures, the page shows the features whose values are most unusual.
+        classes: the names of the classes (default: those of the store).
         certificates: a folder with certificate files (*.json) to list.
         title: the title of the page.
-        count: how many samples each list shows.
-        groups: samples that are left out together, see :meth:`torchlssvm.store.SampleStore.leave_one_out`: ``"subject"`` if
-            several rows belong to one person or picture.
+        count: the number of samples in each list.
+        groups: which samples are left out together, as in :meth:`torchlssvm.store.SampleStore.leave_one_out`. Use
+            ``"subject"`` if several rows belong to one person or picture.
 
     >>> import tempfile, torch
     >>> from pathlib import Path

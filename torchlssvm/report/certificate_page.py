@@ -1,4 +1,4 @@
-"""A certificate of erasure as a page for people: one HTML file in plain words, made to be printed."""
+"""A page that explains a certificate of erasure in plain words, as one HTML file that can be printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchlssvm.report.rendering import render, when
 from torchlssvm.wording import counted, listed
 
 SHOWN_ERASURES = 6
-"""Erasures that are listed one by one, so that the page stays one."""
+"""The largest number of erasures that are listed one by one, so that everything fits on one page."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class CertificateFacts:
 
     @property
     def signer(self) -> Mapping[str, str] | None:
-        """Holder (from the verifier's own list, "" if unnamed) and fingerprint of the trusted key that signed."""
+        """The holder (from the verifier's own list, "" if unnamed) and the fingerprint of the trusted key that signed."""
         check = self.checks.get("signature")
         return check.facts if check is not None and check.outcome is Outcome.HOLDS else None
 
     @property
     def done(self) -> bool:
-        """True if the bytes are destroyed, and a signature by a trusted key confirms it."""
+        """True if the bytes are destroyed and the signature of a trusted key confirms this."""
         return self.certificate.compacted and self.signer is not None
 
     @property
@@ -121,7 +121,7 @@ class CertificateFacts:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Hashes by which to recognise the certificate, its keys and the journal."""
+        """The hashes that identify the certificate, its keys and the journal."""
         hints = [s.keyid for s in self.certificate.signatures if s.keyid]
         name = "key named in the file (not checked)"
         if self.signer is not None:

@@ -53,7 +53,7 @@ def draw_calibration(axes: Any, found: Findings) -> None:
 
 
 def draw_rho(axes: Any, found: Findings) -> None:
-    """The error of many values of rho, with the best one and the one in use."""
+    """Draw the error for many values of rho, and mark the best value and the value in use."""
     rho = found.head["rho"]
     axes.plot(found.path.rhos.tolist(), found.path.errors.tolist(), color=BLUE)
     axes.axvline(found.path.rho, color=BLUE, linestyle="--", linewidth=1, label=f"best {found.path.rho:.3g}")
@@ -64,14 +64,14 @@ def draw_rho(axes: Any, found: Findings) -> None:
 
 
 def over_time(found: Findings, values: Any) -> tuple[list[float], list[float]]:
-    """Means of a value in consecutive parts of the samples, oldest first, and the middle of each part."""
+    """Split the samples into consecutive parts, oldest first. Return the middle of each part and the mean of a value there."""
     n = len(found.added)
     parts = found.added.argsort(stable=True).tensor_split(min(PARTS_OVER_TIME, n))
     return [(i + 0.5) / len(parts) * n for i in range(len(parts))], [float(values[p].mean()) for p in parts]
 
 
 def draw_accuracy(axes: Any, found: Findings) -> None:
-    """Leave-one-out accuracy in the order of adding."""
+    """Draw the leave-one-out accuracy in the order in which samples were added."""
     axes.plot(
         *over_time(found, (found.labels.proposed == found.labels.labels).double()), "o-", color=BLUE, markersize=4
     )
@@ -87,7 +87,7 @@ def draw_leverage(axes: Any, found: Findings) -> None:
 
 
 def draw_size(axes: Any, found: Findings) -> None:
-    """Samples held after each event, with the erasures."""
+    """Draw the number of samples after each event, and mark the erasures."""
     steps = [0]
     for entry in found.history:
         steps.append(steps[-1] + {"add": entry.samples, "remove": -entry.samples}.get(entry.kind, 0))

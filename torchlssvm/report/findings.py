@@ -26,15 +26,15 @@ from torchlssvm.store import ErasureRequest, SampleStore
 from torchlssvm.wording import counted, listed
 
 PASSES = 4
-"""How often a report reads all samples: scores, columns, and twice for the harm that samples do."""
+"""How often a report reads all samples: once for scores, once for columns, and twice for the harm of each sample."""
 
 JUDGING_SAMPLES = 4000
-"""Samples of each half on which the other half is judged: enough for two digits of a mean error, and few enough for memory."""
+"""The number of samples of each half on which the model of the other half is evaluated. It gives a mean error to two digits."""
 
 
 @dataclass(frozen=True)
 class CertificateFile:
-    """The main fields of a certificate file. They are not verified; ``torchlssvm verify`` does that."""
+    """The main fields of a certificate file. They are not verified here. Use ``torchlssvm verify`` for that."""
 
     file: str
     time: str
@@ -46,7 +46,7 @@ class CertificateFile:
 
 @dataclass(frozen=True, repr=False)
 class Findings:
-    """The contents of a report; n samples, K classes."""
+    """The contents of a report on n samples and K classes."""
 
     stats: dict[str, Any]
     head: dict[str, Any]
@@ -83,7 +83,7 @@ class Findings:
 
 @exactly
 def gather(store: SampleStore, certificates: Any = None, groups: Any = None) -> Findings:
-    """Gather the findings from a store with labels and an LSSVMHead or a MarginHead. ``groups``: left out together."""
+    """Gather the findings of a store with labels and an LSSVMHead or a MarginHead. Samples of a group are left out together."""
     head = store.head
     if not isinstance(head, LinearHead):
         raise StoreError(
@@ -174,12 +174,12 @@ def waiting_work(store: SampleStore) -> list[str]:
 
 
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
-    """Return how the squared error on one half of the samples would change without a sample of the other half (n,).
+    """Return, for each sample, how the squared error on other samples would change without it (n,).
 
-    A hash of the ids chooses the halves. Each half has its own model. Each sample is judged on the half that its model has not
-    seen, so that no sample is judged on data that influenced its model. A negative number means that the model would be better
-    without the sample. The numbers are exact, with the class weights of the half, and only two models are fitted. The numbers
-    are NaN if a half has too few samples.
+    A hash of the ids divides the samples into two halves, and a model is fitted to each half. The effect of removing a sample
+    from its model is measured on the other half, which this model has not seen. A negative number means that the model would be
+    better without the sample. The numbers are exact for the class weights of the half, although only two models are fitted.
+    They are NaN if a half has too few samples.
     """
     half = torch.tensor(fold_of(ids, 2))
     out = torch.full((len(ids),), float("nan"), dtype=torch.float64)
@@ -198,7 +198,7 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
         truths[h].append(y[:room])
     if isinstance(
         head.class_weight, str
-    ):  # weights that follow the counts would need a solve for each class in each batch
+    ):  # class weights that depend on the counts would need a solve for each class in each batch
         for model in models:
             fixed: Any = class_weights(head.class_weight, model.counts.to(torch.float64))
             model.class_weight = torch.where(fixed > 0, fixed, 1.0)
@@ -209,7 +209,7 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
 
 
 def half_batches(store: SampleStore, half: Tensor, device: Any) -> Iterator[tuple[Tensor, int, Tensor, Tensor]]:
-    """Yield row numbers, half, features and labels of all samples, so that each batch is of one half."""
+    """Yield the row numbers, the half, the features and the labels of all samples, in batches from one half each."""
     start = 0
     for rows in store.batches():
         for h in range(2):

@@ -19,10 +19,10 @@ SELECTION_WORDS = {"gcv": "generalized cross-validation", "kfold": "cross-valida
 MULTICLASS_WORDS = {"ovr": "one against the rest", "ovo": "one against one"}
 
 SHOWN_EVENTS = 25
-"""Events in the list, the most recent ones. The chart shows all."""
+"""The number of most recent events in the list. The chart shows all events."""
 
 SHOWN_VALUES = 6
-"""Feature values listed for a sample: those that stand out most."""
+"""The number of feature values that are listed for a sample, the most unusual ones."""
 
 
 def page(
@@ -32,10 +32,9 @@ def page(
     """Write the whole page.
 
     Args:
-        found: the numbers.
-        pictures: the picture of each sample. Without pictures, samples are shown by the ``values`` of their features (J,), by
-            id.
-        values: see ``pictures``.
+        found: the findings.
+        pictures: the picture of each sample. Without pictures, the page shows the ``values`` of their features.
+        values: the features (J,) of the samples that the page shows, by id.
         names: the names of the classes.
         title: the title of the page.
         time: the time at which the page is written.
@@ -79,14 +78,14 @@ def page(
 
 
 def shown_samples(found: Findings, count: int) -> tuple[list[int], list[int]]:
-    """Row numbers of the most suspicious samples, and of the samples whose removal lowers the loss most."""
+    """Return the row numbers of the most suspicious samples, and of those whose removal lowers the loss most."""
     known = torch.nan_to_num(found.harm, nan=math.inf)
     harmful = [i for i in known.argsort(stable=True)[:count].tolist() if known[i] < 0]
     return found.labels.suspects[:count].tolist(), harmful
 
 
 def unusual_values(x: Tensor, found: Findings) -> list[tuple[int, str, str]]:
-    """Number, value and distance from the mean (in standard deviations) of the features that stand out most. x: (J,)."""
+    """Return the most unusual features: index, value and distance from the mean in standard deviations. x: (J,)."""
     distance = torch.where(found.spread > 0, (x - found.mean) / found.spread, 0.0)
     columns = distance.abs().argsort(descending=True, stable=True)[:SHOWN_VALUES].tolist()
     return [(c, signed(float(x[c]), ".4g"), signed(float(distance[c]), "+.1f")) for c in columns]
@@ -103,7 +102,7 @@ def signed(value: float, form: str) -> str:
 
 
 def erasure_tiles(found: Findings) -> list[tuple[str, str]]:
-    """The main figures for people who answer requests, each with its meaning."""
+    """Return the main figures for people who answer requests, each with an explanation."""
     removals = [e for e in found.history if e.kind == "remove"]
     opened = [r for r in found.requests if r.open]
     return [
@@ -136,7 +135,7 @@ def classifier_tiles(found: Findings) -> list[tuple[str, str]]:
 
 
 def class_rows(found: Findings, names: Sequence[str]) -> list[list[str]]:
-    """Name, samples, accuracy, mean margin and most frequent wrong prediction of each class."""
+    """Return the name, number of samples, accuracy, mean margin and most frequent wrong prediction of each class."""
     y, proposed, K = found.labels.labels, found.labels.proposed, len(names)
     confusion = torch.zeros(K, K, dtype=torch.int64)
     confusion.index_put_((y, proposed), torch.ones_like(y), accumulate=True)

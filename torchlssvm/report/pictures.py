@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torchlssvm.errors import TorchLSSVMError
 
 THUMBNAIL_PIXELS = 112
-"""Pixels of the longer side on the page; the picture has twice as many, for fine screens."""
+"""Length of the longer side on the page in pixels. The picture has twice as many pixels, for high-resolution screens."""
 
 Source = Callable[[str], "str | None"]
-"""From a sample's id to a data URI, or None where there is no picture."""
+"""A function from a sample's id to a data URI, or to None if there is no picture."""
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 
@@ -25,9 +25,9 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 def source(images: Any) -> Source:
     """Return a function from sample ids to pictures.
 
-    ``images`` may be a folder, in which a sample's id is a path. It may be an array (n, H, W) or (n, H, W, 3), or a .npy file
-    with such an array; the sample ``<anything>:<row>`` or ``<row>`` then has that row. It may also be a function from an id to
-    a path, an array or None.
+    ``images`` may be a folder, in which the id of a sample is the path of its picture. It may be an array (n, H, W) or
+    (n, H, W, 3), or a .npy file with such an array. The sample with the id ``<anything>:<row>`` or ``<row>`` then has the
+    picture in that row. It may also be a function from an id to a path, an array or None.
     """
     if callable(images):
         return lambda sample: uri(images(sample))
@@ -60,7 +60,7 @@ def from_array(array: NDArray[Any]) -> Source:
 
 
 def uri(picture: Any) -> str | None:
-    """Encode a picture as a data URI: a path, or an array (H, W) or (H, W, 3) of bytes, or of numbers from 0 to 1."""
+    """Encode a picture as a data URI. It is a path, or an array (H, W) or (H, W, 3) of bytes or of numbers from 0 to 1."""
     if picture is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""HTML from the templates of this package; needs jinja2 (extra ``report``)."""
+"""HTML from the templates of this package. This module needs jinja2 (extra ``report``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scikit-learn estimators on the heads and machines of this library; they need the extra ``torchlssvm[sklearn]``.
+"""scikit-learn estimators that wrap the heads and kernel machines of this library. They need the extra ``torchlssvm[sklearn]``.
 
 >>> from sklearn.datasets import load_iris
 >>> from sklearn.model_selection import cross_val_score

@@ -18,11 +18,11 @@ Array = NDArray[Any]
 
 
 class Classifier(ClassifierMixin):
-    """Base of the classifiers: labels to indices and back, and predictions from scores (B, K)."""
+    """The base of the classifiers. It converts labels to indices and back, and predicts classes from scores (B, K)."""
 
     classes_: Array
     _indicator: bool = False
-    """True for several labels for each sample, given as an array (n, K) of 0 and 1; ``classes_`` are then 0, 1, ..., K - 1."""
+    """True if samples have several labels, given as an array (n, K) of 0 and 1. ``classes_`` are then 0, 1, ..., K - 1."""
 
     def _encode(self, y: Any) -> Array:
         if self._indicator:
@@ -47,7 +47,7 @@ class Classifier(ClassifierMixin):
             raise ValueError("the data holds only one class: at least two classes are needed")
 
     def _check_class_weight(self, weight: Any) -> Any:
-        """Class weights: a dict from labels as an array (K,), anything else as it is; ValueError for an unknown label."""
+        """Convert a dict of class weights to an array (K,). Raises ValueError for an unknown label. Others do not change."""
         if not isinstance(weight, dict):
             return weight
         known = self.classes_.tolist()
@@ -66,7 +66,7 @@ class Classifier(ClassifierMixin):
         return scores[:, 1] if len(self.classes_) == 2 and not self._indicator else scores
 
     def predict(self, X: Any) -> Array:
-        """Predict the classes (B,); for an estimator that learned several labels, 0 and 1 for each label (B, K)."""
+        """Predict the classes (B,), or 0 and 1 for each label (B, K) if samples have several labels."""
         if self._indicator:
             labels: Array = (self._scores(X) > 0).cpu().numpy().astype(np.int64)
             return labels

@@ -27,28 +27,29 @@ from torchlssvm.sklearn.common import Array
 from torchlssvm.statistics.batch import LARGEST_FLOAT_VALUE
 
 LEAST_EXPONENT = -1000
-"""Power of two below which a mean eigenvalue counts as zero: its inverse is still a finite number."""
+"""Exponent of the smallest power of two by which eigenvalues are scaled. The inverse of that power is still finite."""
 
 CENTRED_COLUMNS, GRIDDED_ROWS = 512, 256
-"""Columns that are centred, and rows that are put on the grid, at a time: no second float64 copy of all rows is made."""
+"""Numbers of columns that are centred, and of rows that are rounded to the grid, at a time. Working in parts avoids a second
+float64 copy of all rows."""
 
 
 class DualHead:
-    """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
+    """Ridge regression in the dual, for the scikit-learn estimators with fewer samples than features.
 
-    The head stores the n rows and solves an (n, n) system instead of a (J, J) system. With a grid, the rows are stored as
-    32-bit integers. The rows are the whole state. After a removal, the head therefore equals one that never saw the sample.
-    Removing a sample that is not held raises an error.
+    The head stores its n rows, dense or sparse (CSR), and solves an (n, n) system instead of a (J, J) system. With a grid, the
+    rows are stored as 32-bit integers. Since the rows are the whole state, a head after a removal equals a head that never saw
+    the sample. Removing a sample that is not in the head raises RemovalError.
 
     Args:
-        in_features: J.
-        outputs: K, classes or targets.
-        targets: as for ``LSSVMHead``: labels (n,) for ``"classes"``, else (n, K).
-        rho: a number, or ``"gcv"`` to choose rho at each solve.
+        in_features: J, the number of features.
+        outputs: K, the number of classes or targets.
+        targets: as for ``LSSVMHead``. y is (n,) labels for ``"classes"`` and (n, K) otherwise.
+        rho: the regularization, a number, or ``"gcv"`` to choose it at each solve by generalized cross-validation.
         intercept: ``"free"`` or ``"none"``.
-        grid: as for ``LSSVMHead``; None keeps the floats unchanged.
+        grid: as for ``LSSVMHead``. With None, the rows are stored as floats, without rounding.
         class_weight: as for ``LSSVMHead``.
-        calibration: how probabilities are fitted to leave-one-out scores.
+        calibration: the map from scores to probabilities, which is fitted to leave-one-out scores.
     """
 
     multiclass, rule = "ovr", "least_squares"
@@ -123,7 +124,7 @@ class DualHead:
         return self
 
     def remove(self, x: Any, y: Any, weight: Any = None) -> Self:
-        """Unlearn samples; if one is not held, raise RemovalError and change nothing."""
+        """Unlearn samples. If the head does not have one of them, raises RemovalError and changes nothing."""
         x, y, weight = map(as_array, (x, y, weight))
         left = self.weights.copy()
         places = self._places()
@@ -150,7 +151,7 @@ class DualHead:
         return np.asarray(weight, dtype=np.float64)
 
     def _stored(self, x: Any, grid: FixedPoint | str | None) -> Any:
-        """A copy of rows as they are kept; of a sparse matrix without zeros and with each entry once, in order."""
+        """Return a copy of rows in the form in which they are stored. Sparse rows are sorted, without zeros or duplicates."""
         dense = isinstance(x, np.ndarray)
         rows = x if dense else x.copy()
         if not dense:
@@ -170,7 +171,7 @@ class DualHead:
         return rows
 
     def _keys_of(self, x: Any, y: Array) -> list[bytes]:
-        """Hashes of rows that are given, in the form in which rows are held."""
+        """Return the hashes of rows, which are in the form in which rows are stored."""
         if isinstance(self.rows, np.ndarray):
             x = x if isinstance(x, np.ndarray) else x.toarray()
         elif isinstance(x, np.ndarray):
@@ -178,7 +179,7 @@ class DualHead:
         return hashed_rows(self._stored(x, self.grid), y)
 
     def _places(self) -> dict[bytes, list[int]]:
-        """The places of the rows held, by their hashes."""
+        """Return the positions of the stored rows, by their hashes."""
         places: dict[bytes, list[int]] = {}
         for i, key in enumerate(hashed_rows(self.rows, self.y)):
             places.setdefault(key, []).append(i)
@@ -195,7 +196,7 @@ class DualHead:
         return 2.0 * hot.double() - 1.0
 
     def _importance(self, counts: Tensor | None = None) -> Tensor:
-        """The weight d (n,) of each sample, that of its class included. counts: (K,) by class; those held unless given."""
+        """Return the weight d (n,) of each sample times that of its class. counts: (K,) samples by class, by default all."""
         d = torch.from_numpy(self.weights)
         if self.class_weight is None:
             return d
@@ -208,7 +209,7 @@ class DualHead:
         return torch.from_numpy(np.bincount(self.y.astype(np.int64), self.weights, self.num_classes))
 
     def system(self, d: Tensor) -> dual_ridge.DualSystem:
-        """The system of the samples held with the weights d (n,)."""
+        """Return the system of the current samples with the weights d (n,)."""
         free, root = self.intercept == "free", d.sqrt()
         product = np.zeros((len(d), len(d)), order="F")
         for _, part, _ in self._parts(d):
@@ -231,7 +232,7 @@ class DualHead:
         """Yield columns as an index, their float64 values, and their means (zeros without an intercept).
 
         Dense values are centred, sparse values are not. Columns of a sparse matrix that are more than half full are treated as
-        dense, because a large mean in uncentred values could hide everything else.
+        dense. Without centring, a large mean would cost the digits of the differences between rows.
         """
         share = (d / d.sum()).numpy() * (self.intercept == "free")
 
@@ -282,7 +283,10 @@ class DualHead:
         return self._solved
 
     def _choose(self, system: dual_ridge.DualSystem) -> tuple[float, Tensor]:
-        """rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger, and its alpha (n, K)."""
+        """Choose rho by GCV among powers of two around the mean eigenvalue, and return its alpha (n, K) as well.
+
+        If several values are nearly equally good, the largest is chosen.
+        """
         mean = float(system.K.diagonal().sum()) / self.in_features
         unit = 2.0 ** max(math.frexp(mean)[1], LEAST_EXPONENT) if mean > 0 else 1.0  # squares of rho stay in range
         rhos = torch.tensor([2.0**k for k in range(LOWEST_POWER, HIGHEST_POWER + 1)], dtype=torch.float64)
@@ -314,7 +318,7 @@ class DualHead:
         return path
 
     def _left_out_weights(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield samples (m,) and the weights (n,) of all when one of them is left out: class weights may follow counts."""
+        """Yield samples (m,) and the weights (n,) of all samples if one of these m is left out, which changes class weights."""
         if not isinstance(self.class_weight, str):
             yield torch.arange(len(self.y)), self._importance()
             return
@@ -325,7 +329,7 @@ class DualHead:
                 fewer[k] -= copies
                 rows = ((y == k) & (torch.from_numpy(self.weights) == copies)).nonzero()[:, 0]
                 d = self._importance(fewer)
-                if float(fewer[k]) == 0.0:  # the last one of its class has no weight then, and any weight leaves it out
+                if float(fewer[k]) == 0.0:  # the class is empty then: any weight gives the same leave-one-out score
                     d[rows] = 1.0
                 yield rows, d
 
@@ -337,7 +341,7 @@ class DualHead:
         return torch.from_numpy(np.ascontiguousarray(as_array(x) @ w.numpy())) + b
 
     def predict_proba(self, x: Any) -> Tensor:
-        """Probabilities (B, K), always calibrated on the leave-one-out scores of the samples held."""
+        """Return probabilities (B, K), always calibrated on the leave-one-out scores of the current samples."""
         if self._calibration is None:
             classes = self.kind == "classes"
             labels = torch.from_numpy(self.y.astype(np.int64 if classes else np.bool_))
@@ -359,7 +363,7 @@ class DualHead:
         return scores
 
     def leave_one_out(self, x: Any, y: Any) -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it; ValueError for a sample that is not held."""
+        """Return scores (B, K) of samples of this head, each by a head without it. Raises ValueError for other samples."""
         places, order = self._places(), []
         for i, key in enumerate(self._keys_of(as_array(x), as_array(y))):
             if key not in places:
@@ -370,7 +374,7 @@ class DualHead:
 
 
 def as_array(values: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """Convert a tensor to an array, and return anything else unchanged."""
     return values.numpy() if isinstance(values, Tensor) else values
 
 

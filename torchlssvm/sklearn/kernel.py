@@ -21,11 +21,11 @@ from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.svm import IncrementalSVM
 
 FOLDS = 5
-"""Parts of the samples that are left out in turn where leaving out each single one would take a path of its own."""
+"""Number of folds for out-of-sample scores, for machines in which leaving out each single sample would take a separate path."""
 
 
 def variance(X: Array, weight: Array | None) -> float:
-    """Variance of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
+    """Return the variance of all entries of X (n, J). A row with weight 2 counts like two rows. weight: (n,)."""
     if weight is None:
         return float(X.var())
     mean = weight @ X.mean(1) / weight.sum()
@@ -85,7 +85,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return self
 
     def partial_unfit(self, ids: Any) -> Self:
-        """Unlearn samples by their ids, which are in ``ids_``, exactly, balanced weights included. ids: (B,)."""
+        """Unlearn samples exactly, by their ids in ``ids_``. Balanced class weights are updated as well. ids: (B,)."""
         check_is_fitted(self, "machine_")
         self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
         kept = np.isin(self.ids_, self.machine_.ids.cpu().numpy())
@@ -96,13 +96,13 @@ class KernelClassifier(Classifier, BaseEstimator):
         return self
 
     def _follow_counts(self, solved: bool) -> None:
-        """Derive balanced weights again after a change of samples. Probabilities are derived when they are next requested."""
+        """Compute balanced weights again after a change of samples. The calibration is fitted again when it is next needed."""
         self._fitted_maps: list[Calibration] = []  # a list: predictions may not set attributes
         if not solved and self.class_weight == "balanced" and len(self._labels):
             self._set_C(self.machine_, self._labels)
 
     def _class_C(self, labels: Array) -> Array | None:
-        """C times the weight of each class (K,); None without class weights. labels: (n,), of the samples held."""
+        """Return C times the weight of each class (K,), or None without class weights. labels: (n,), of all samples."""
         weight = self._check_class_weight(self.class_weight)
         if weight is None:
             return None
@@ -114,9 +114,9 @@ class KernelClassifier(Classifier, BaseEstimator):
         return out
 
     def label_errors(self, ids: Any = None) -> LabelErrors:
-        """Rank the samples held by how suspicious their labels are, by scores of machines that never saw them.
+        """Rank the samples by how suspicious their labels are, based on scores of machines that never saw them.
 
-        ``found.order`` are places in ``ids_``, the most suspicious first. ids: (n,) names for ``found.events``.
+        ``found.order`` holds indices into ``ids_``, the most suspicious first. ids: (n,) names for ``found.events``.
         """
         check_is_fitted(self, "machine_")
         labels = torch.from_numpy(self._labels)
@@ -151,15 +151,17 @@ class KernelClassifier(Classifier, BaseEstimator):
 
 
 class KernelLSSVMClassifier(KernelClassifier):
-    """Kernel LS-SVM. ``machine_`` is the :class:`~torchlssvm.KernelLSSVM`, ``ids_`` are its samples in the order of adding.
+    """Kernel least-squares SVM classifier that unlearns samples exactly.
+
+    ``machine_`` is the :class:`~torchlssvm.KernelLSSVM`. ``ids_`` holds the ids of its samples, in the order of addition.
 
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
         C: the penalty of an error.
-        class_weight: None, ``"balanced"`` (n / (K n_k), again after each change of samples, which costs a solve) or a dict from
-            labels to weights: factors of C.
-        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
-            number.
+        class_weight: factors of C for each class: None, ``"balanced"`` (n / (K n_k) for K classes) or a dict from labels to
+            weights. Balanced weights are computed again after each change of samples, which takes one solve.
+        gamma: ``"scale"`` (1 / (J var(X)), as in scikit-learn's SVC), ``"auto"`` (1 / J) or a number. ``"scale"`` uses the
+            samples of ``fit`` or of the first ``partial_fit``, and does not change later.
         degree: the degree of ``"poly"``.
         coef0: the constant term of ``"poly"``.
         bias: whether the model has an intercept b.
@@ -195,17 +197,18 @@ class KernelLSSVMClassifier(KernelClassifier):
 
 
 class IncrementalSVC(KernelClassifier):
-    """The exact incremental SVM; many classes one against one. ``machine_`` and ``ids_`` as in ``KernelLSSVMClassifier``.
+    """Support vector classifier that learns and unlearns samples exactly. Several classes are separated one against one.
 
-    Probabilities and label errors come from five copies of the machine, each of which unlearns a fifth of the samples.
+    ``machine_`` is the :class:`~torchlssvm.IncrementalSVM`, and ``ids_`` the ids of its samples. Probabilities and label errors
+    are computed from out-of-sample scores: five copies of the machine each unlearn a fifth of the samples and score that fifth.
 
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
-        C: the bound of the coefficients.
-        class_weight: None, ``"balanced"`` (n / (K n_k), again after each change of samples) or a dict from labels to weights:
-            factors of C.
-        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
-            number.
+        C: the upper bound of the coefficients.
+        class_weight: factors of C for each class: None, ``"balanced"`` (n / (K n_k) for K classes, computed again after each
+            change of samples) or a dict from labels to weights.
+        gamma: ``"scale"`` (1 / (J var(X)), as in scikit-learn's SVC), ``"auto"`` (1 / J) or a number. ``"scale"`` uses the
+            samples of ``fit`` or of the first ``partial_fit``, and does not change later.
         degree: the degree of ``"poly"``.
         coef0: the constant term of ``"poly"``.
         device: the device of the machine.

@@ -25,28 +25,29 @@ from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
 
 MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
-"""Up to this many classes and features, the default is one against one: 45 solves of 512 features, which take about as long as
-one of 1,800, and sums per class of 10 x 513 x 513 numbers, 21 MB."""
+"""Up to this many classes and features, the default is one against one. At the limit, this takes 45 solves with 512 features,
+about as long as one solve with 1,800 features. The sums of each class have 10 x 513 x 513 numbers in all, 21 MB."""
 
 
 def choose_multiclass(classes: int, features: int) -> str:
-    """Return "ovo" for a few classes of not too many features, where pairs are more accurate and still cheap; else "ovr"."""
+    """Return "ovo" (one against one), which is more accurate, if it is cheap, and otherwise "ovr" (one against the rest)."""
     return "ovo" if 3 <= classes <= MOST_PAIRED_CLASSES and features <= MOST_PAIRED_FEATURES else "ovr"
 
 
 WIDE_FEATURES = 512
-"""More features than this, and than samples, are solved in the dual: with fewer the sums cost little."""
+"""Problems with more features than this, and more features than samples, are solved in the dual. With fewer features, sums are
+cheap."""
 
 MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
-"""Least squares, one class against the rest, can mask classes if there are many and fewer than ten features per class:
-see docs/benchmarks/random_features.md."""
+"""With this many classes and fewer than this many features per class, least squares against the rest can mask classes, which
+means that it rarely predicts them. See docs/benchmarks/random_features.md."""
 
 LIFTED_FEATURES = 2000
-"""Random features that the warning proposes and that label errors are judged by."""
+"""The number of random features that the warning suggests, and that are used to find label errors."""
 
 
 def is_masked(classes: int, features: int) -> bool:
-    """True where least squares, one class against the rest, loses accuracy."""
+    """True if least squares of one class against the rest is likely to lose accuracy."""
     return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
 
 
@@ -55,11 +56,11 @@ class LinearEstimator(BaseEstimator):
 
     head_: Any  # a linear head, or a DualHead
     _sparse: str | bool = False
-    """Sparse matrices that are taken, as scikit-learn names them."""
+    """The sparse formats that are accepted, in scikit-learn's terms."""
     _targets_kind: str = "classes"
-    """What the head predicts: its option ``targets``."""
+    """The option ``targets`` of the head."""
     _sums_fractions: bool = True
-    """True if fractional sample weights are summed in float64 where grid="auto" is asked for."""
+    """True if grid="auto" means float64 sums when the first sample weights are fractions."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -72,13 +73,13 @@ class LinearEstimator(BaseEstimator):
             """Rows and labels or targets, as scikit-learn checks them."""
 
         def _start_outputs(self, y: Array, weight: Any) -> int:
-            """Learn the classes or targets of the first samples; return the number of outputs."""
+            """Learn the classes or targets of the first samples, and return the number of outputs."""
 
         def _targets(self, y: Array) -> Array:
             """Labels or targets as a head takes them."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch, and solve. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
+        """Learn from scratch and solve. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
         with all_or_nothing(self):
             X, y = self._check(X, y, True)
             weight = self._check_weight(sample_weight, X)
@@ -87,11 +88,11 @@ class LinearEstimator(BaseEstimator):
             targets = self._targets(y)
             self._add(X, targets, weight)
             self._judge(X, targets, weight)
-            self.head_.weight  # noqa: B018  solved here, so that the first prediction is as quick as the next
+            self.head_.weight  # noqa: B018  solved here, so that the first prediction is as fast as the others
             return self
 
     def _learn_more(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
-        """Learn more samples, all or none. classes: of a classifier, all classes that will ever occur."""
+        """Learn more samples, all or none. classes: for a classifier, all classes that will ever occur."""
         with all_or_nothing(self):
             first = not hasattr(self, "head_")
             X, y = self._check(X, y, first)
@@ -105,7 +106,7 @@ class LinearEstimator(BaseEstimator):
             self._judge_sums()
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples exactly. If a sample is not held, RemovalError is raised and nothing is changed."""
+        """Unlearn samples exactly. If one of them was not learned, raises RemovalError and changes nothing."""
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         weight = self._check_weight(sample_weight, X)
@@ -118,7 +119,7 @@ class LinearEstimator(BaseEstimator):
         self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
 
     def _is_dual(self, X: Any) -> bool:
-        """True for fewer samples than features, where a DualHead can do what is asked for."""
+        """True if there are fewer samples than features and a DualHead supports all options."""
         plain = all(getattr(self, name, None) is None for name in ("normalize", "scale", "device"))
         return (
             plain and bool(self._sparse) and self.intercept in ("free", "none") and getattr(self, "rule", "auto") != "lda"
@@ -166,11 +167,11 @@ class LinearEstimator(BaseEstimator):
         return None if weight is None else self._here(weight)
 
     def _rows(self, X: Any) -> Any:
-        """Rows as the head takes them: a sparse matrix as it is."""
+        """Return rows in the form that the head accepts. A sparse matrix does not change."""
         return self._here(X) if isinstance(X, np.ndarray) else X
 
     def _all_rows(self, X: Any) -> Any:
-        """Rows as leave-one-out takes them: dense, except for a DualHead."""
+        """Return rows in the form that leave-one-out accepts: dense, except for a DualHead."""
         return self._rows(X if isinstance(self.head_, DualHead) else dense_rows(X))
 
     def _check_weight(self, sample_weight: Any, X: Any) -> Array | None:
@@ -191,7 +192,7 @@ class LinearEstimator(BaseEstimator):
         return None if isinstance(self.alphas, str) else self.alphas
 
     def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
-        """Compute what the options ask for from all rows: rho among ``alphas``, leave-one-out scores, a calibration."""
+        """Choose rho among ``alphas`` and the rule, and compute leave-one-out scores and a calibration, as the options say."""
         calibration, store_loo = getattr(self, "calibration", None), getattr(self, "store_loo", False)
         values, head = self._candidates(), self.head_
         open_rule = isinstance(head, LSSVMHead) and has_open_rule(head)
@@ -213,7 +214,7 @@ class LinearEstimator(BaseEstimator):
             head.calibrate(rows, targets, calibration, weight=weights)
 
     def _judge_sums(self) -> None:
-        """Choose rho again after a change of samples if the sums suffice; otherwise keep the value that fit chose."""
+        """Choose rho again after a change of samples if the sums are enough for it. Otherwise keep the value that fit chose."""
         self.__dict__.pop("leave_one_out_", None)  # they are of other samples
         head, dual = self.head_, isinstance(self.head_, DualHead)
         if not dual:
@@ -245,7 +246,7 @@ class LinearEstimator(BaseEstimator):
     if TYPE_CHECKING:
 
         def _shown(self) -> slice | int:
-            """The outputs that are shown: of two classes the second, of targets (n,) the only one."""
+            """Return the index of the outputs in ``coef_``: of two classes only the second, of targets (n,) the only one."""
 
     def _scores(self, X: Any) -> Tensor:
         return self._answer(X, "forward")
@@ -262,12 +263,12 @@ class LinearClassifier(Classifier, LinearEstimator):
     """The base of the classifiers on a linear head."""
 
     def _class_weight(self) -> Any:
-        """The class weights as a head takes them: a dict from labels becomes a tensor (K,)."""
+        """Return the class weights for a head. A dict from labels becomes a tensor (K,)."""
         weight = self._check_class_weight(self.class_weight)
         return torch.as_tensor(weight) if isinstance(weight, np.ndarray) else weight
 
     _takes_indicators = False
-    """True if several labels for each sample, an array (n, K) of 0 and 1, are learned."""
+    """True if y may be an array (n, K) of 0 and 1, with several labels for each sample."""
 
     def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
         options = {"dtype": NUMPY_FLOAT_DTYPES, "accept_sparse": self._sparse, "multi_output": self._takes_indicators}
@@ -285,7 +286,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self._encode(y)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
+        """Learn more samples, all or none. The first call needs ``classes``, all that will ever occur, or at least two in y."""
         self._learn_more(X, y, classes, sample_weight)
         return self
 
@@ -302,10 +303,9 @@ class LinearClassifier(Classifier, LinearEstimator):
             ) from error
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,).
+        """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. X: (n, J) and y: (n,), all samples.
 
-        With fewer samples than features no call is needed: the estimator keeps the rows and derives the probabilities from
-        them.
+        If ``head_`` is a ``DualHead``, no call is needed, because it stores the rows and calibrates on them.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -315,10 +315,11 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
-        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,) or (n, K).
+        """Rank learned samples by how suspicious their labels are, by exact leave-one-out scores.
 
-        ``found.order`` are rows of X, the most suspicious first; ``found.names()`` returns your labels. With many classes and
-        few features, a second head on 2,000 random features ranks the samples, which finds more; X must then be all samples.
+        X: (n, J) and y: (n,) or (n, K). ``found.order`` holds row indices of X, the most suspicious first. ``found.names()``
+        returns your labels. With many classes and few features, a second head on 2,000 random features ranks the samples,
+        because it finds more errors. X must then contain all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -332,11 +333,11 @@ class LinearClassifier(Classifier, LinearEstimator):
         return from_scores(scores, labels.bool() if self._indicator else labels, ids, classes=classes)
 
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
-        """The exact change (n,) of the loss, or ``on="accuracy"``, at X_val if each sample were removed.
+        """Return the exact change (n,) of the loss (or accuracy) on X_val that removing each sample alone would cause.
 
-        X: (n, J) and y: (n,), samples held; X_val: (V, J); y_val: (V,). A sample whose removal raises the loss helps. Pairs of
-        classes (``multiclass="ovo"``) have no common loss: they need ``on="accuracy"``. With ``rule_ == "lda"`` it is the
-        influence on least squares from the same sums.
+        X: (n, J) and y: (n,), learned samples; X_val: (V, J); y_val: (V,). A sample helps if its removal raises the loss. With
+        ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common loss. With ``rule_ == "lda"``,
+        the result is the influence on the least-squares solution of the same sums.
         """
         check_is_fitted(self, "head_")
         (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
@@ -372,47 +373,50 @@ class LinearClassifier(Classifier, LinearEstimator):
 class LSSVMClassifier(LinearClassifier):
     """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
 
-    ``fit`` solves for the weights. ``partial_fit`` and ``partial_unfit`` change only the sums, and the next prediction solves.
-    By default features are rounded to a grid, which makes the sums exact integers. After ``partial_unfit`` the state therefore
-    equals, bit for bit, that of an estimator that never saw the samples. Removing a sample that is not held (or was removed
-    before) raises RemovalError. Rounding changes a feature by at most 2^-21 of the largest feature.
+    ``fit`` solves for the weights. ``partial_fit`` and ``partial_unfit`` only update sums over the samples, and the next
+    prediction solves. By default, features are rounded to a grid, so that the sums are exact integers. After ``partial_unfit``,
+    the state therefore equals, bit for bit, the state of an estimator that never saw the samples. Removing a sample that was
+    not learned, or was already removed, raises RemovalError. Rounding changes a feature by less than 2^-20 of the largest one.
 
     **Fewer samples than features.** If n < J and J > 512, the problem is solved in the dual. ``head_`` is then a ``DualHead``,
     which stores the rows, dense or sparse, on the grid. A fit needs 4 n J + 8 n^2 bytes and n^2 J + n^3 operations. When
     ``partial_fit`` brings the number of rows above J, the estimator switches to sums, which need 4 J^2 bytes, and 8 J^2 bytes
-    to solve. ``normalize``, ``scale``, ``device``, ``intercept="penalized"`` and ``multiclass="ovo"`` always use sums. X may be
-    sparse (scipy's or torch's CSR).
+    to solve. With ``normalize``, ``scale``, ``device``, ``intercept="penalized"``, ``multiclass="ovo"`` or ``rule="lda"``, sums
+    are always used. X may be sparse (scipy's or torch's CSR).
 
-    **Several labels for each sample.** If y is an array (n, K) of 0 and 1, each column is a problem of its own, and ``predict``
-    returns such an array. ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and ``calibration="temperature"`` are then
-    refused.
+    **Several labels for each sample.** If y is an array (n, K) of 0 and 1, each column is learned as a separate binary problem,
+    and ``predict`` returns such an array. This does not support ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and
+    ``calibration="temperature"``.
 
     Args:
-        rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
-            ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
-        alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; where sums are kept, ``partial_fit`` can
-            by ``"gcv"`` only.
+        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
+            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
+            None, rho is used.
+        selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
+            ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        multiclass: ``"ovr"`` (one against the rest), ``"ovo"`` (each pair), or ``"auto"``: pairs for 3 to 10 classes and at
-            most 512 features (45 solves, and sums of 21 MB), else ``"ovr"``. ``multiclass_`` is the one in use.
-        rule: how weights follow from the sums. ``"least_squares"``, ``"lda"`` (the linear discriminant of
-            :class:`~torchlssvm.LSSVMHead`) or ``"auto"``: where ``multiclass="auto"`` is one against the rest, with at most
-            100 features per class and a free intercept, ``fit`` takes the more accurate of the two on samples left out (up to
-            2,000); ``partial_fit`` alone takes the discriminant there. ``rule_`` is the one in use. Fewer samples than features
-            are solved by least squares, unless you ask for ``"lda"``.
-        calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: fitted by ``fit`` on leave-one-out scores.
-            ``predict`` goes by ``decision_function``; with the last two the most probable class may be another near the border,
-            as with scikit-learn's ``SVC``.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
-        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its samples
-            out of the scale too; ``coef_`` is of the features as they come.
-        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or None: float64 sums, exact to
-            rounding (1e-12), which refuse a foreign sample only where the sums show it. On a grid, sample weights are whole
-            numbers of copies; where the first ones are fractions, ``"auto"`` means None.
-        store_loo: keep the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).
-        device: where the head lives.
+        multiclass: ``"ovr"`` (one class against the rest), ``"ovo"`` (one against one) or ``"auto"``, which is ``"ovo"`` for 3
+            to 10 classes and at most 512 features (up to 45 solves and 21 MB of sums), and ``"ovr"`` otherwise.
+            ``multiclass_`` is the choice in use.
+        rule: how the weights are computed from the sums: ``"least_squares"``, ``"lda"`` (the linear discriminant of
+            :class:`~torchlssvm.LSSVMHead`) or ``"auto"``. ``"auto"`` considers the discriminant if ``multiclass="auto"`` is
+            ``"ovr"``, there are three or more classes with at most 100 features per class, and the intercept is free. ``fit``
+            then uses the rule that is more accurate on left-out samples (up to 2,000 of them), and ``partial_fit`` without
+            ``fit`` uses the discriminant. ``rule_`` is the rule in use. A ``DualHead`` always uses least squares.
+        calibration: None, ``"temperature"``, ``"platt"`` or ``"isotonic"``, which ``fit`` fits to leave-one-out scores.
+            ``predict`` always uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may
+            therefore differ from the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
+        normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
+        scale: None, or ``"std"`` to standardize features as a ``StandardScaler`` does. ``partial_unfit`` also removes the
+            influence of its samples on the scale. ``coef_`` applies to features before scaling.
+        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint`, or None for float64 sums. With
+            float64 sums, removals are exact up to rounding (1e-12), and removing a sample that was not learned raises an error
+            only if the sums reveal it. On a grid, sample weights must be integers, which count copies. If the first sample
+            weights are fractions, ``"auto"`` means None.
+        store_loo: whether to store the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).
+        device: the device of the head.
     """
 
     def __init__(
@@ -438,7 +442,7 @@ class LSSVMClassifier(LinearClassifier):
 
     @property
     def multiclass_(self) -> str:
-        """One class against the rest, "ovr", or against each other one, "ovo", as in use."""
+        """How several classes are separated: "ovr" (one against the rest) or "ovo" (one against one)."""
         kind: str = self.head_.multiclass
         return kind
 
@@ -456,7 +460,7 @@ class LSSVMClassifier(LinearClassifier):
         return super()._start_outputs(y, weight)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch, and solve. Warns if the features are few for the classes; the warning names what helps."""
+        """Learn from scratch and solve. Warns if there are few features for the number of classes, and suggests a remedy."""
         super().fit(X, y, sample_weight)
         classes, features = len(self.classes_), self.n_features_in_
         if not self._indicator and is_masked(classes, features) and self.multiclass_ != "ovo":
@@ -487,22 +491,23 @@ class LSSVMClassifier(LinearClassifier):
 class MarginClassifier(LinearClassifier):
     """Squared-hinge SVM, one class against the rest, with exact ``partial_fit`` and ``partial_unfit``.
 
-    Use it like ``LinearSVC(loss="squared_hinge")``. You can also remove samples, and the result equals a fit on the remaining
-    samples. The estimator stores its samples as integers on a grid. ``sample_weight`` must therefore be integers, which count
+    Use it like ``LinearSVC(loss="squared_hinge")``. In addition, you can remove samples, and the result equals a fit on the
+    remaining samples. The estimator stores its samples as integers on a grid. Sample weights must be integers, which count
     copies of a sample.
 
     Args:
-        rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho). None chooses it by k-fold, again after each ``partial_fit``
-            and ``partial_unfit`` when it is next read; ``alpha_`` is the value in use.
-        alphas: None (rho as it is), ``"path"`` (nine values around the scale of the data) or a list of values.
-        selection: ``"kfold"`` or ``"loo"``, how ``fit`` chooses among ``alphas``.
-        intercept: ``"free"``, ``"penalized"`` (as ``LinearSVC`` has it) or ``"none"``.
+        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. With None, k-fold cross-validation chooses it from
+            the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for nine values around the scale of the data.
+            With None, rho is used.
+        selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
+        intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: as for :class:`LSSVMClassifier`.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
-        scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
+        calibration: None, ``"temperature"``, ``"platt"`` or ``"isotonic"``, as for :class:`LSSVMClassifier`.
+        normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
+        scale: None, or ``"std"`` to standardize features. The scale is computed again after ``partial_unfit``.
         grid: ``"auto"`` or a :class:`~torchlssvm.FixedPoint`.
-        device: where the head lives.
+        device: the device of the head.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -527,23 +532,24 @@ class MarginClassifier(LinearClassifier):
 
 
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
-    """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
+    """Ridge regression of one or several targets, with exact ``partial_fit`` and ``partial_unfit``.
 
-    ``fit``, the grid, sparse rows and n < J are as for :class:`LSSVMClassifier`. Targets have a separate grid, which is
-    determined by the first targets: 2^-21 of the largest target.
+    The grid, sparse rows and problems with fewer samples than features work as in :class:`LSSVMClassifier`. Targets have a
+    separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of these.
 
     Args:
-        rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
-            ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
-        alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; where sums are kept, ``partial_fit`` can
-            by ``"gcv"`` only.
+        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
+            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
+            None, rho is used.
+        selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
+            ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row.
-        scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
-        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or None (float64 sums).
-        store_loo: keep the exact leave-one-out predictions of the samples of ``fit`` in ``leave_one_out_`` (n, K).
-        device: where the head lives.
+        normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``.
+        scale: None, or ``"std"`` to standardize features. The scale is computed again after ``partial_unfit``.
+        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint`, or None for float64 sums.
+        store_loo: whether to store the exact leave-one-out predictions of the samples of ``fit`` in ``leave_one_out_`` (n, K).
+        device: the device of the head.
     """
 
     def __init__(
@@ -588,7 +594,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
 
 def as_csr(X: Any) -> Any:
-    """A sparse tensor as scipy has it, in CSR form; anything else as it is."""
+    """Convert a sparse tensor to a CSR matrix of scipy, and return anything else unchanged."""
     rows = checks.sparse_features(X, X.device) if isinstance(X, Tensor) else None
     if rows is None:
         return X

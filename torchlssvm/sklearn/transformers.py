@@ -27,14 +27,14 @@ def map_rows(module: torch.nn.Module, X: Any, batch_size: int, device: Any) -> A
 
 
 class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Map rows to many random features; useful if there are many classes and few columns.
+    """Map rows to many random features, which helps if there are many classes and few columns.
 
     Args:
         n_components: the number of output features.
         kind: ``"relu"`` (:class:`~torchlssvm.features.RandomReLU`), ``"fourier"`` (:class:`~torchlssvm.features.RandomFourier`,
-            for the RBF kernel) or ``"nystroem"`` (:class:`~torchlssvm.features.Nystroem` of that kernel: its landmarks are rows
-            of X, which stay in the map; after an erasure, fit again).
-        gamma: of the RBF kernel: ``"scale"`` (1 / (J var(X))) or a number; not for ``"relu"``.
+            for the RBF kernel) or ``"nystroem"`` (:class:`~torchlssvm.features.Nystroem`, for the RBF kernel). The map of
+            ``"nystroem"`` contains rows of X, so fit it again after an erasure.
+        gamma: the gamma of the RBF kernel, ``"scale"`` (1 / (J var(X))) or a number. ``"relu"`` does not use it.
         seed: the seed of the map. The same seed gives the same map on every machine.
         batch_size: the number of rows mapped at a time.
         device: the device of the map.
@@ -82,7 +82,7 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
 
 class ModuleTransformer(TransformerMixin, BaseEstimator):
-    """A frozen network, :class:`~torchlssvm.features.LayerTaps` or any module from batches to features, as a transformer.
+    """A transformer that applies a frozen network, a :class:`~torchlssvm.features.LayerTaps` or any module to batches.
 
     Args:
         module: a module that maps batches (B, ...) to features (B, J). It stays in evaluation mode.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +12,9 @@ from torch import Tensor
 from torchlssvm.functional.svm_path import Machines, follow, unlearn
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.samples import Array
+from torchlssvm.svm.samples import NO_POSITIONS, Array
+
+NO_VALUES = np.zeros(0)
 
 
 def used_for(rows: KernelRows) -> bool:
@@ -18,41 +23,88 @@ def used_for(rows: KernelRows) -> bool:
     return gram.device.type != "cpu" and 0 < gram.capacity <= 8192  # the whole kernel matrix on the device: 512 MiB
 
 
-def copies(rows: KernelRows, margin: MarginSet, M: int) -> Machines:
-    """Return M copies of the machine. Samples are in their places in ``rows.gram``."""
-    s, gram = rows.samples, rows.gram
-    held = np.flatnonzero(s.ids >= 0)
-    margin.write_alpha()
-    vectors = np.zeros((4, gram.capacity))
-    vectors[:, rows.in_gram(held)] = s.y[held], s.u[held], s.alpha[held], s.side[held]
-    slots = np.append(rows.in_gram(margin.positions()), 0)  # and a free one
-    y, u, alpha, side = torch.from_numpy(vectors).to(gram.device, non_blocking=True).repeat(1, M, 1).view(4, M, -1)
+class Change(NamedTuple):
+    """Samples that a machine learns and unlearns: their places in ``gram``, labels and bounds (B,), and positions (k,)."""
+
+    rows: KernelRows
+    margin: MarginSet
+    places: Array = NO_POSITIONS
+    y: Array = NO_VALUES
+    u: Array = NO_VALUES
+    leaving: Array = NO_POSITIONS
+
+
+class Walk(NamedTuple):
+    """A path that was followed, by sample in ``gram``: alpha, side, 1 in S, rest, b and the rates (6, capacity)."""
+
+    steps: int
+    found: Array
+
+
+def machines_of(changes: Sequence[Change], M: int = 1) -> Machines:
+    """Return M copies of each machine, with new samples outside S and leaving ones free of bounds. All share one ``gram``."""
+    gram = changes[0].rows.gram
+    vectors, b = np.zeros((4, len(changes), gram.capacity)), np.zeros(len(changes))
+    slots = np.full((len(changes), 1 + max(len(change.margin) for change in changes)), -1)  # with a free one
+    for k, (rows, margin, places, y, u, leaving) in enumerate(changes):
+        s = rows.samples
+        held = np.flatnonzero(s.ids >= 0)
+        margin.write_alpha()
+        vectors[:, k, rows.in_gram(held)] = s.y[held], s.u[held], s.alpha[held], s.side[held]
+        vectors[:, k, places] = y, u, np.zeros(len(y)), np.ones(len(y))
+        vectors[1::2, k, rows.in_gram(leaving)] = 0.0
+        inside = margin.positions()
+        inside = rows.in_gram(inside[~np.isin(inside, leaving)])
+        slots[k, : len(inside)], b[k] = inside, margin.b
+    host = (torch.from_numpy(part) for part in (vectors, slots, b))
+    numbers, at, given_b = (part.to(gram.device, non_blocking=True) for part in host)
+    y, u, alpha, side = numbers.repeat(1, M, 1)
     m = Machines(gram.whole(), y, u)
-    m.alpha, m.side, m.b = alpha, side, torch.full_like(m.b, margin.b)
-    m.at = torch.from_numpy(slots).to(gram.device, non_blocking=True).repeat(M, 1)
-    m.used = torch.arange(len(slots), device=gram.device).repeat(M, 1) < len(slots) - 1
+    m.alpha, m.side, m.b, at = alpha, side, given_b.repeat(M), at.repeat(M, 1)
+    m.at, m.used = at.clamp(min=0), at >= 0
     m.invert()
     m.compute_g()
     return m
 
 
-def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (capacity,)
+def walk(m: Machines, rates: Tensor) -> list[Walk]:  # (M, capacity)
+    """Follow the paths of all machines together."""
+    steps = follow(m, rates)
+    member = m.from_slots(m.used.to(m.y.dtype))
+    b = torch.where(m.failed, torch.nan, m.b)[:, None].expand_as(m.y)
+    found = torch.stack([m.alpha, m.side, member, m.Q(m.alpha * (1.0 - member)), b, rates], 1).cpu().numpy()
+    return [Walk(steps, one) for one in found]
+
+
+def walk_together(changes: Sequence[Change]) -> list[Walk]:
+    """Follow the paths of changes to several machines together. A machine uses its path if it asks for the same rates."""
+    m = machines_of(changes)
+    new, gone = np.zeros((2, *m.y.shape), dtype=bool)
+    for k, change in enumerate(changes):
+        new[k, change.places], gone[k, change.rows.in_gram(change.leaving)] = True, True
+    which = torch.from_numpy(np.stack([new, gone])).to(m.y.device, non_blocking=True)
+    wrong = which[0] & (m.g < 0)
+    m.side = torch.where(wrong, -1.0, m.side)
+    return walk(m, torch.where(wrong, m.u, 0.0) - torch.where(which[1], m.alpha, 0.0))
+
+
+def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array, ahead: Walk | None = None) -> int:  # (capacity,)
     """Move coefficients outside S at rates d while p goes from 0 to 1, as :class:`~torchlssvm.svm.path.Path` does on the host.
 
-    Returns the number of steps, or 0 if the path cannot be followed. ``rest`` is computed from the kernel.
+    ahead: a path that was followed together with those of other machines. Returns the number of steps, or 0 if the path cannot
+    be followed. ``rest`` is computed from the kernel.
     """
     s = rows.samples
     held = np.flatnonzero(s.ids >= 0)
     at, rates = rows.in_gram(held), np.zeros((1, rows.gram.capacity))
     rates[0, at] = d[held]
-    m = copies(rows, margin, 1)
-    steps = follow(m, torch.from_numpy(rates).to(m.K.device, non_blocking=True))
-    member = m.from_slots(m.used.to(m.y.dtype))
-    b = torch.where(m.failed, torch.nan, m.b)
-    found = torch.cat([m.alpha, m.side, member, m.Q(m.alpha * (1.0 - member)), b.expand_as(m.y)]).cpu().numpy()
+    if ahead is None or not np.array_equal(ahead.found[5], rates[0]):
+        m = machines_of([Change(rows, margin)])
+        ahead = walk(m, torch.from_numpy(rates).to(m.K.device, non_blocking=True))[0]
+    found = ahead.found
     if not np.isfinite(found).all():
         return 0
-    s.alpha[held], s.side[held], inside, s.rest[held], _ = found[:, at]
+    s.alpha[held], s.side[held], inside, s.rest[held] = found[:4, at]
     old = margin.positions()
     new = held[inside > 0]
     out, into = old[~np.isin(old, new)], new[~np.isin(new, old)]
@@ -62,7 +114,7 @@ def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array) -> int:  # (
     s.rounding[:] = 0.0
     if len(rejected):  # dependent to rounding
         return 0
-    return steps
+    return ahead.steps
 
 
 def margins_without(rows: KernelRows, margin: MarginSet, gone: Array) -> Array:  # (T, capacity) bool -> (T, capacity)
@@ -74,7 +126,7 @@ def margins_without(rows: KernelRows, margin: MarginSet, gone: Array) -> Array: 
     out = np.full(gone.shape, np.nan)
     for first in range(0, len(gone), step):
         part = torch.from_numpy(placed[first : first + step]).to(gram.device)
-        m = unlearn(copies(rows, margin, len(part)), part)
+        m = unlearn(machines_of([Change(rows, margin)], len(part)), part)
         g: Tensor = torch.where(m.optimal()[:, None], m.g, torch.nan)
         out[first : first + step, held] = g.cpu().numpy()[:, rows.in_gram(held)]
     return out

@@ -29,8 +29,8 @@ from torchlssvm.functional.modes import interrupt
 from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS, RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
 from torchlssvm.svm import device_paths
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE
-from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import AT_BOUND_SHARE, NO_POSITIONS, PathSolver
+from torchlssvm.svm.samples import NO_POSITIONS, Array
+from torchlssvm.svm.solver import AT_BOUND_SHARE, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and at least 64. At the end of a path, all are checked."""

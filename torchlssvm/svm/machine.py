@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from torchlssvm.svm.checkpoint import Content
 from torchlssvm.svm.path import PathEvent
 from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
-from torchlssvm.svm.solver import PathSolver
+from torchlssvm.svm.solver import MIN_SAMPLES_PIVOTED, PathSolver
 from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX
 
 P = ParamSpec("P")
@@ -718,6 +719,33 @@ class IncrementalSVM(nn.Module):
             self._shorten()
 
         return SharedChange(new, put_back, finish)
+
+    def walks_on_device(self) -> bool:
+        """Tell whether paths are followed on the device of the samples."""
+        return device_paths.used_for(self._solver.rows)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def moving_together(changes: list[tuple[IncrementalSVM, Any, Any, Any, list[int]]]) -> Iterator[None]:
+        """On a device, follow the paths of changes to machines that share samples in one batch, for the changes in the block.
+
+        changes: each machine, with the arguments of :meth:`begin_change`.
+        """
+        solvers = [machine._solver for machine, *_ in changes]
+        few = all(len(places) + len(remove) < MIN_SAMPLES_PIVOTED for _, places, *_, remove in changes)
+        if len(changes) > 1 and few:
+            parts = []
+            for machine, places, y, weight, remove in changes:
+                labels, leaving, solver = 2.0 * y - 1.0, machine._positions(remove), machine._solver
+                bounds = upper_bounds(labels, weight, machine._C)
+                parts.append(device_paths.Change(solver.rows, solver.margin, places, labels, bounds, leaving))
+            for solver, found in zip(solvers, device_paths.walk_together(parts), strict=True):
+                solver.path.ahead = found
+        try:
+            yield
+        finally:
+            for solver in solvers:
+                solver.path.ahead = None
 
     def shared_support(self) -> tuple[Any, Tensor]:
         """Return the places of the support vectors (s,) in the shared store and their y alpha (s,), the same until a change."""

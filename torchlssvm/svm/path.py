@@ -55,6 +55,9 @@ class Path:
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[PathEvent], None] | None = None
         self.events = 0
+        self.ahead: device_paths.Walk | None = (
+            None  # of the next walk, followed with those of other machines on a device
+        )
         # Sum of (c sqrt(K_jj))^2 over all c Q_j: that were added to rest and are not counted in samples.rounding yet. The
         # rounding errors of rest_i are about EPS sqrt(K_ii) times the root of this sum.
         self.roundings = 0.0
@@ -73,7 +76,7 @@ class Path:
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
         d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
         if self.callback is None and device_paths.used_for(self.rows):
-            steps = device_paths.follow_on_device(self.rows, self.margin, d)
+            steps = device_paths.follow_on_device(self.rows, self.margin, d, self.ahead)
             self.events += steps
             if not steps:
                 return False

@@ -10,6 +10,8 @@ from torch import Tensor
 
 Array = Any  # a NumPy array, float64 unless said otherwise
 
+NO_POSITIONS = np.zeros(0, dtype=np.int64)
+
 VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
 """Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
 E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in

@@ -21,7 +21,7 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path, PathEvent
 from torchlssvm.svm.pivoting import pivot
-from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
+from torchlssvm.svm.samples import NO_POSITIONS, VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX, approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
@@ -33,7 +33,6 @@ CLEAR_SIDE_FACTOR = 16.0
 of MAX_REST_ROUNDING_UNITS."""
 AT_BOUND_SHARE = 1e-13
 """If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
-NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
 class OptimalityCheck(NamedTuple):
