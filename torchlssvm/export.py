@@ -216,10 +216,12 @@ def export_program(
 ) -> torch.export.ExportedProgram:
     """Run ``torch.export`` for a batch of any size, and write the program to ``path`` (.pt2) if it is given.
 
+    model: a frozen head or classifier (:func:`freeze`), or a classifier that ``attach`` returned, which is frozen first.
     example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only its shape and type are used. The file does not
     contain its values.
     """
     given, shapes = _example(example)
+    model = freeze(model) if isinstance(model, AttachedClassifier) else model
     program = torch.export.export(model, (given,), dynamic_shapes=(shapes,))
     if path is not None:
         torch.export.save(program, os.fspath(path))
@@ -229,7 +231,7 @@ def export_program(
 def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
     """Write an ONNX file with one output ``scores``, for a batch of any size. Needs onnx and onnxscript.
 
-    The input is called ``x``. If the example is a dict of tokens, the inputs have its keys as names. example: as for
+    The input is called ``x``. If the example is a dict of tokens, the inputs have its keys as names. model, example: as for
     :func:`export_program`.
     """
     names = list(example) if isinstance(example, Mapping) else ["x"]

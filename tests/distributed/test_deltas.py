@@ -133,6 +133,14 @@ def test_removals_that_cannot_be(how):
     assert master.digest() == before
 
 
+def test_merge_names_what_is_no_delta():
+    master = batch(range(9))
+    for other in (batch(range(9, 12)), "site.delta"):
+        with pytest.raises(TypeError, match="takes deltas"):
+            merge(master, other)
+    assert master.n == 9
+
+
 def test_files_hold_sums_only_and_damage_is_found(tmp_path):
     delta = Delta.like(head(), fingerprint="f").add(X[:40].double(), Y[:40], ids=range(40))
     assert len(delta.weights) == len(delta.rows) == 40

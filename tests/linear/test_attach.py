@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, RemovalError
+from torchlssvm.export import export_program
 from torchlssvm.linear.attach import AttachedClassifier, attach
 
 
@@ -722,3 +723,34 @@ def test_first_call_in_inference_mode_or_autocast() -> None:
         clf, _ = make()
         with mode:
             assert clf.features(torch.randn(3, 12)).shape == (3, 5)
+
+
+def test_names_of_classes_give_their_number():
+    clf = attach(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 9)), classes=["ant", "bee", "fox"]
+    )
+    assert clf.head.num_classes == 3
+    with pytest.raises(ValueError, match="number of classes"):
+        attach(nn.Linear(4, 9))
+
+
+@pytest.mark.parametrize("layers", ["last", ["0", "1"]])
+def test_a_classifier_is_shown_in_few_lines(layers, tmp_path):
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+    clf = attach(network, classes=["ant", "bee"], layers=layers, grid=8.0, store=tmp_path / "store")
+    assert len(repr(clf).splitlines()) <= 10
+    assert "network: Sequential" in repr(clf)
+    assert "ant, bee" in repr(clf)
+    assert "store" in repr(clf)
+
+
+def test_a_classifier_of_several_layers_is_exported_as_it_is(tmp_path):
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+    x = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    clf = attach(network, 2, layers=["0", "1"]).add(x, torch.arange(12) % 2)
+    program = export_program(clf, x[:2])
+    torch.testing.assert_close(program.module()(x), clf(x).float(), rtol=0, atol=1e-4)

@@ -299,6 +299,11 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     The changes are pending until the next :func:`sync`, if there is one. Raises RemovalError if no set of samples has the
     resulting sums, and ValueError if shape, grid or fingerprint differ or a delta was merged before.
     """
+    strange = next((delta for delta in deltas if not isinstance(delta, Delta)), None)
+    if strange is not None:
+        raise TypeError(
+            f"merge takes deltas, got a {type(strange).__name__}: Delta.load(file), or head.merge(other_head)"
+        )
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
         names = [name for delta in deltas for name in delta.names]

@@ -29,7 +29,15 @@ from torchlssvm.functional.several_targets import confusion_by_label, f1_score, 
 from torchlssvm.linear.column_selection import Selection, check_columns, restrict
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, class_numbers, inputs_of, is_loader, to_device
+from torchlssvm.linear.labelled_batches import (
+    TrainingBatch,
+    batches_of,
+    class_numbers,
+    inputs_of,
+    is_loader,
+    is_texts,
+    to_device,
+)
 from torchlssvm.linear.linear_head import LinearHead, targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
@@ -44,7 +52,7 @@ CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 
 def attach(
     model: nn.Module | str,
-    num_classes: int,
+    num_classes: int | None = None,
     head: nn.Module | str | None = None,
     *,
     layers: str | Sequence[str] = "last",
@@ -84,7 +92,8 @@ def attach(
             features, which is used unchanged. A string names a network: of torchvision (``"mobilenet_v2"``) or timm
             (``"timm/resnet18"``), with published weights, or an encoder of transformers by its folder or name. You can then
             pass pictures of PIL, or paths of their files, or texts wherever a batch is accepted.
-        num_classes: K, the number of classes; of labels or numbers with ``targets="multilabel"`` or ``"regression"``.
+        num_classes: K, the number of classes, which may be left out if ``classes`` are given. With ``targets="multilabel"`` or
+            ``"regression"``, the number of labels or numbers.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
             ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
@@ -130,6 +139,10 @@ def attach(
         True
     """
     source = model if isinstance(model, str) else None
+    if num_classes is None:
+        if classes is None or isinstance(classes, str):
+            raise ValueError("give the number of classes, attach(model, 2), or their names, classes=['ant', 'bee']")
+        num_classes = len(classes)
     if isinstance(model, str):
         model, prepared = load_network(model, tokenizer=tokenizer)
         tokenizer, preprocess = None, preprocess or prepared
@@ -346,6 +359,16 @@ class AttachedClassifier(nn.Module):
         self._classes: list[str] | None = None
         self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
+
+    def __repr__(self) -> str:
+        """The network by its name, the width of the features, the head and the store."""
+        network = self.backbone[0] if self.network_options.feature_map is not None else self.backbone  # type: ignore[index]
+        while isinstance(network, OutputKey | Views | Columns | LayerTaps):
+            network = next(network.children())
+        lines = [f"network: {type(network).__name__}, frozen", f"features: {self.in_features}", f"head: {self.head!r}"]
+        lines += [f"classes: {', '.join(self.classes)[:100]}"] if self.classes else []
+        lines += [f"store: {self.store}"] if self.store is not None else []
+        return "\n  ".join(["AttachedClassifier(", *lines]) + "\n)"
 
     @property
     def store(self) -> Any:
@@ -707,8 +730,8 @@ class AttachedClassifier(nn.Module):
             store: the folder of a store, as for :func:`attach`.
             progress: show a bar in a terminal or notebook, if tqdm is installed.
         """
-        if isinstance(loader, Tensor):
-            raise ValueError("fit takes a DataLoader or batches: fit([(images, y)]); to add tensors, add(images, y)")
+        if isinstance(loader, Tensor) or is_texts(loader):
+            raise ValueError("fit takes a DataLoader or batches: fit([(x, y)]); to add one batch, add(x, y)")
         if store is not None:
             self.join(store)
         if self.samples is not None:

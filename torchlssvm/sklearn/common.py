@@ -35,7 +35,10 @@ class Classifier(ClassifierMixin):
         index = np.clip(index, 0, len(self.classes_) - 1)
         unknown = self.classes_[index] != y
         if np.any(unknown):
-            raise ValueError(f"y holds {np.asarray(y)[unknown][0]!r}, which is not among classes {self.classes_!r}")
+            raise ValueError(
+                f"y holds {np.asarray(y)[unknown][0]!r}, which is not among classes {self.classes_!r}: name all "
+                "classes in the first call, partial_fit(X, y, classes=...)"
+            )
         encoded: Array = index.astype(np.int64)
         return encoded
 
