@@ -614,7 +614,7 @@ def test_diverged_ranks_are_named(result):
     kind, text, again = result[0]
     assert kind == "VerificationError"
     assert again
-    assert "rank 2 differ(s) from ranks 0, 1, 3" in text
+    assert "rank 2 and ranks 0, 1, 3 differ" in text
     assert "epoch 1" in text
 
 

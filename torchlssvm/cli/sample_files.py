@@ -19,13 +19,11 @@ from torch import Tensor
 
 from torchlssvm.backbones import load_network, load_pt
 from torchlssvm.linear.attach import AttachedClassifier, attach
+from torchlssvm.linear.labelled_batches import TrainingBatch
 from torchlssvm.wording import counted
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
-
-Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
-"""The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 DEFAULT_WEIGHTS = "default"
@@ -34,8 +32,8 @@ NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not f
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The samples of a file or a folder. Their features are read batch by batch."""
+class SampleFile:
+    """A file or a folder of samples. Their features are read batch by batch."""
 
     path: Path
     width: int  # number of features
@@ -47,14 +45,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[TrainingBatch]:
         """Yield all samples, ``size`` at a time."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            ids = self.ids[part]
-            y = None if self.y is None else self.y[part]
+            y: Any = None if self.y is None else torch.as_tensor(self.y[part])
             subjects = None if self.subjects is None else self.subjects[part]
-            yield f"{self.path}, {ids[0]} to {ids[-1]}", ids, self.read(part), y, subjects
+            yield TrainingBatch(self.read(part), y, self.ids[part], subjects)
 
 
 def read_samples(
@@ -66,7 +63,7 @@ def read_samples(
     subjects: str | None = None,
     text: str | None = None,
     by_position: bool = False,
-) -> Samples:
+) -> SampleFile:
     """Read a file of features, or of texts. The features of a .npy file stay on the disk until a batch is read.
 
     Args:
@@ -114,7 +111,7 @@ def read_samples(
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
     width = 0 if text is not None else x.shape[1]
-    return Samples(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
+    return SampleFile(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
 
 
 def as_texts(values: Values) -> list[str]:

@@ -26,9 +26,6 @@ from torchlssvm.linear import LinearHead
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 
-HeldSamples = tuple[list[str], Tensor, Tensor]
-"""(ids, x (n, J), y (n,)) of the samples held."""
-
 
 @dataclass(frozen=True)
 class Suspect:
@@ -67,7 +64,7 @@ class LabelAudit(Callback):
         action: str = "relabel",
         every: int = 1,
         head: str = "head",
-        samples: Callable[[], HeldSamples] | None = None,
+        samples: Callable[[], tuple[list[str], Tensor, Tensor]] | None = None,
     ):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
@@ -136,7 +133,7 @@ class LabelAudit(Callback):
         pl_module.print(f"torchlssvm: {len(self.suspects)} labels look wrong, the worst first in {self.path}")
         return self.suspects
 
-    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> HeldSamples:
+    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor]:
         """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
             return self.samples()

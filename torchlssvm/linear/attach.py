@@ -809,7 +809,7 @@ class AttachedClassifier(nn.Module):
         self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: Any = None,
         receipt: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Remove samples. Pass ``subject`` or ``ids`` with a store, which returns a receipt; otherwise the samples as added.
+        """Remove samples. Pass ``subject`` or ``ids`` with a store (returns an EventResult); otherwise samples as added.
 
         Args:
             images: (B, ...), without a store. Their features must equal those that were added, bit for bit.

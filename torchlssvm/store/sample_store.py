@@ -442,7 +442,7 @@ class SampleStore:
         """Store a JSON value of your own under a name. None deletes it.
 
         Do not store personal data in notes. The only exception is an event that waits for its samples
-        (``corrections.pending_events``).
+        (``corrections.waiting_events``).
         """
         self.update_note(name, lambda _: value)
 
