@@ -105,9 +105,9 @@ def attach(
         deterministic: True computes features one image at a time; a number uses batches of that size, after a trial. The
             features of an image then do not depend on its batch, and it can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is created or opened. The store keeps the features
-            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. An existing store
-            determines the head: its ``rho`` and ``class_weight`` are used unless you give them here, and all other options must
-            be equal.
+            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The options of an existing
+            store are used unless you give them here. You may give another ``rho``, ``class_weight`` or ``rule``; any other
+            option that differs is refused.
         classes: names of the classes, in the order of the labels. A store keeps the names. See ``predict(images, names=True)``.
         head_options: options of the new head, which is created on the device of the model, e.g. ``targets="multilabel"`` for
             several labels for each image, or ``targets="regression"`` for numbers. ``rho`` is ``"gcv"`` unless given
@@ -146,6 +146,10 @@ def attach(
     # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
+    if not isinstance(head, nn.Module):
+        from torchlssvm.store.attached_samples import stored_options  # imported only if there is a store
+
+        head, head_options = stored_options(store, head, head_options)
     copied = copy.deepcopy(model)
     trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options)
     trial.source = source
