@@ -305,7 +305,7 @@ ATTACKS = {
     "features altered": ("UPDATE samples SET features = zeroblob(length(features)) WHERE seq = 1", "checksum"),
     "a label altered": ("UPDATE samples SET label = 2 WHERE seq = 1", "checksum"),
     "a subject altered": ("UPDATE samples SET subject = 'user-9' WHERE seq = 1", "checksum"),
-    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "not among the rows"),
+    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "not found among the rows"),
     "the state altered": ("UPDATE meta SET value = '{}' WHERE name = 'state'", "checksum"),
 }
 

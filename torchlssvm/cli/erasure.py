@@ -209,7 +209,7 @@ def protection_text(store: SampleStore, request: str | None, samples: int, subje
 )
 def receipt(options: argparse.Namespace) -> int:
     """Write one receipt."""
-    check_output(options.out, options.store)
+    check_output(options.out)
     with open_store(options) as store:
         if options.request is not None:
             events = store.requests.get(options.request).events

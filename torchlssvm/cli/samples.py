@@ -237,7 +237,7 @@ def classify(options: argparse.Namespace) -> int:
     if options.out is not None:
         if options.out.suffix not in (".csv", ".json"):
             raise UsageError(f"--out {options.out}: the file name must end with .csv or .json")
-        check_output(options.out, options.store, options.force)
+        check_output(options.out, options.force)
     rows: list[dict[str, Any]] = []
     right = 0
     with open_store(options, readonly=True) as store:

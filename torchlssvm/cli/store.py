@@ -21,7 +21,7 @@ from torchlssvm.cli.arguments import (
     rho,
 )
 from torchlssvm.cli.console import emit, progress, table
-from torchlssvm.cli.store_access import Settings, holds_store, open_store
+from torchlssvm.cli.store_access import Settings, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def init(options: argparse.Namespace) -> int:
     """Create the head, then the store. A store that a crash left incomplete is completed."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
+    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE, holds_store
 
     for name in ("weights", "layers", "pool", "max_features", "views"):
         if getattr(options, name) is not None and options.backbone is None:

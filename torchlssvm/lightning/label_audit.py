@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
+from torchlssvm.files import replacement
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
@@ -159,9 +160,8 @@ class LabelAudit(Callback):
             lines.append(f"# {json.dumps(s.id)}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}")
             lines.append(json.dumps(to_primitives(event)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
+        with replacement(self.path) as new:
+            new.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:

@@ -92,6 +92,7 @@ class LSSVMModule(LightningModule):
         suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
         suppression_key: its key, never saved; by default the environment variable ``TORCHLSSVM_SUPPRESSION_KEY``.
         erased: samples of a batch that were erased on request: "skip" them, with their number printed at the end, or "refuse".
+            A store refuses by default; a run skips, because its data set may still have the samples and must not stop there.
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset

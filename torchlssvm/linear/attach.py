@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import os
@@ -22,6 +21,7 @@ from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_lay
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
+from torchlssvm.files import replacement
 from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
@@ -963,14 +963,8 @@ class AttachedClassifier(nn.Module):
             "network": self.network_options.saved(),
             "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
         }
-        beside = f"{os.fspath(path)}.new"
-        try:
-            torch.save(saved, beside)
-            os.replace(beside, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(beside)
-            raise
+        with replacement(path) as new, new.open("wb") as file:
+            torch.save(saved, file)
         if self.samples is not None:
             self.samples.store.register_checkpoint(path, position)
 

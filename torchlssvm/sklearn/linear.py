@@ -383,6 +383,9 @@ class LSSVMClassifier(LinearClassifier):
     returns such an array. ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and ``calibration="temperature"`` are then
     refused.
 
+    **Other defaults than** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and ``rule`` are
+    ``"auto"`` here, and ``selection`` can be exact leave-one-out. A head gets its samples bit by bit and keeps sums only.
+
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
             ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
