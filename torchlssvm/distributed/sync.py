@@ -165,8 +165,9 @@ class Contribution:
                     holders.setdefault(name, []).append(rank)
         twice = sorted(name for name, n in net.items() if n > 1)
         if twice:
+            ranks = " and ".join(f"rank {r}" for r in holders[twice[0]])
             raise ValueError(
-                f"{counted(len(twice), 'sample')} added by id on {' and '.join(f'rank {r}' for r in holders[twice[0]])} both: "
+                f"samples were added on {ranks} under the same ids ({counted(len(twice), 'sample')}): "
                 "they would count twice. No rank changed anything. Keep them on one rank: remove them on the others, or "
                 "discard(head) there, and sync again."
             )

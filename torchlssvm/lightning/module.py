@@ -219,7 +219,7 @@ class LSSVMModule(LightningModule):
         if skipped:
             self._warn_once(
                 "seen",
-                f"{counted(skipped, 'sample')} of this batch offered before, by their ids: none is counted twice",
+                f"not counted twice: {counted(skipped, 'sample')} of this batch, with ids that were offered before",
             )
         return loss
 
