@@ -32,8 +32,8 @@ NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not f
 
 
 @dataclass(frozen=True)
-class SampleFile:
-    """A file or a folder of samples. Their features are read batch by batch."""
+class FileSamples:
+    """The samples of a file or a folder. Their features are read batch by batch."""
 
     path: Path
     width: int  # number of features
@@ -63,7 +63,7 @@ def read_samples(
     subjects: str | None = None,
     text: str | None = None,
     by_position: bool = False,
-) -> SampleFile:
+) -> FileSamples:
     """Read a file of features, or of texts. The features of a .npy file stay on the disk until a batch is read.
 
     Args:
@@ -111,7 +111,7 @@ def read_samples(
                 place = f"{path}, line {lines[i]}" if lines else labels
                 raise ValueError(f"{place}: {error}") from None
     width = 0 if text is not None else x.shape[1]
-    return SampleFile(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
+    return FileSamples(path, width, keys, y, as_subjects(columns.get("subject")), lambda part: x[part])
 
 
 def as_texts(values: Values) -> list[str]:

@@ -31,7 +31,7 @@ from torchlssvm.cli.store_access import Settings, check_output, learn_names, ope
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.sample_files import SampleFile
+    from torchlssvm.cli.sample_files import FileSamples
     from torchlssvm.linear.attach import AttachedClassifier
     from torchlssvm.store import AccessReport, EventResult, SampleStore
 
@@ -129,7 +129,7 @@ def add(options: argparse.Namespace) -> int:
     return emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
 
 
-def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool) -> SampleFile:
+def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool) -> FileSamples:
     """Open the samples to learn (``labelled``) or to classify: a file, or images or texts through the store's network."""
     if options.images is not None:
         return open_images(options, store, labelled)
@@ -148,7 +148,7 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
         return read_file(options, store, options.features, **columns)
 
 
-def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> SampleFile:
+def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> FileSamples:
     """Read a file of features or texts with ``--labels`` and other columns; check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
 
@@ -165,9 +165,9 @@ def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **col
     return found
 
 
-def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool) -> SampleFile:
+def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool) -> FileSamples:
     """Open a folder of images. Labelled images are in sub-folders with the names of their classes, which are registered."""
-    from torchlssvm.cli.sample_files import SampleFile, as_subjects, find_images, read_column
+    from torchlssvm.cli.sample_files import FileSamples, as_subjects, find_images, read_column
 
     images = find_images(options.images, labelled)
     ids, paths = list(images), list(images.values())
@@ -180,7 +180,7 @@ def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool)
         names = [one.partition("/")[0] for one in ids]
         settings = learn_names(store, sorted(set(names)))
         y = [settings.label(name, store.head.num_classes) for name in names]
-    return SampleFile(
+    return FileSamples(
         options.images, backbone.in_features, ids, y, subjects, lambda part: backbone.features(paths[part])
     )
 
