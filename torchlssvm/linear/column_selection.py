@@ -243,7 +243,7 @@ def judge(
 
 
 def chosen_head(head: LSSVMHead, best: Candidate, method: str, sets: int, scales: int = 1) -> LSSVMHead:
-    """A new head with the columns, scale and rho of a candidate, chosen by a method among some sets and scales."""
+    """A new head with the columns, scale and rho of a candidate, chosen by this method among so many sets and scales."""
     out = with_columns(head, best.columns, best.scale, best.rho)
     choices = out._choices
     choices.record("rho", best.path.method, len(best.path.rhos))
