@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 # A module imports from the rows below its own; from its own row only within its package, where the single files of a
 # row count as one package (store.py may use events.py; linear/ may not use kernel_machines/).
 LAYERS = [
-    ["errors", "_version", "_lazy", "untrusted", "canonical_json", "wording", "progress_bar", "schema"],
+    ["errors", "_version", "_lazy", "untrusted", "files", "canonical_json", "wording", "progress_bar", "schema"],
     ["functional/"],
     ["statistics/", "backbone_hash", "kernels/", "sample_adapter"],
     ["features/"],

@@ -48,7 +48,7 @@ class OutOfMemoryError(TorchLSSVMError, MemoryError):
 class RemovalError(TorchLSSVMError, ValueError):
     """The samples to be removed or relabelled are not held. The state is the same as before the call.
 
-    The call itself raises this error, never a later read. A head on a grid recognizes its rows by their fingerprints and names
+    The call itself raises this error, never a later read. A head on a grid recognizes its rows by their hashes and names
     the first row that is not held. A store or a kernel machine recognizes ids and subjects. If a head does not know its rows
     (``head.unchecked`` gives the reason), the error is raised if no set of samples could have the remaining sums.
 

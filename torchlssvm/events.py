@@ -29,7 +29,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -208,10 +208,22 @@ def check_targets(value: Any, count: int | None) -> Tensor:
 
 
 class EventBase:
-    """Base of the four events. It checks their fields and compares events by value."""
+    """Base of the four events. It checks their fields and compares events by value. Each kind states its facts here."""
 
     kind: ClassVar[str]
+    growth: ClassVar[int] = 0
+    """Change of the number of samples held, for each sample of the event."""
+    erases: ClassVar[bool] = True
+    """True if the samples as they were are gone after the event."""
+    old_fields: ClassVar[tuple[str, str]]
+    """Names of the fields that carry features and targets as they were added."""
     event_id: str
+    y: Any
+
+    @property
+    def new_y(self) -> Any:
+        """The targets after the event."""
+        return self.y
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -233,8 +245,9 @@ class EventBase:
         self._set("subject", check_text(subject, "subject"))
         return None
 
-    def _check_held(self, features: str, targets: str, count: int | None) -> None:
+    def _check_held(self, count: int | None) -> None:
         """Check samples as they were added: either both features and targets, or neither. They require ids."""
+        features, targets = self.old_fields
         x, y = getattr(self, features), getattr(self, targets)
         if x is None and y is None:
             return
@@ -262,6 +275,8 @@ class Add(EventBase):
     """
 
     kind: ClassVar[str] = "add"
+    growth: ClassVar[int] = 1
+    erases: ClassVar[bool] = False
 
     ids: Any
     x: Any
@@ -306,6 +321,8 @@ class Remove(EventBase):
     """
 
     kind: ClassVar[str] = "remove"
+    growth: ClassVar[int] = -1
+    old_fields: ClassVar[tuple[str, str]] = ("x", "y")
 
     ids: Any = None
     subject: Any = None
@@ -314,7 +331,7 @@ class Remove(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_held("x", "y", self._check_samples())
+        self._check_held(self._check_samples())
         self._check_id()
 
 
@@ -327,6 +344,7 @@ class Relabel(EventBase):
     """
 
     kind: ClassVar[str] = "relabel"
+    old_fields: ClassVar[tuple[str, str]] = ("x", "y_old")
 
     y: Any
     ids: Any = None
@@ -338,7 +356,7 @@ class Relabel(EventBase):
     def __post_init__(self) -> None:
         count = self._check_samples()
         self._set("y", check_targets(self.y, count))
-        self._check_held("x", "y_old", count)
+        self._check_held(count)
         self._check_id()
 
 
@@ -350,6 +368,7 @@ class Replace(EventBase):
     """
 
     kind: ClassVar[str] = "replace"
+    old_fields: ClassVar[tuple[str, str]] = ("x_old", "y_old")
 
     x: Any
     y: Any = None
@@ -364,12 +383,17 @@ class Replace(EventBase):
         self._set("x", check_features(self.x, count))
         if self.y is not None:
             self._set("y", check_targets(self.y, self.x.shape[0]))
-        self._check_held("x_old", "y_old", count)
+        self._check_held(count)
         self._check_id()
+
+    @property
+    def new_y(self) -> Any:
+        """The targets after the event: the old ones, if none are given."""
+        return self.y_old if self.y is None else self.y
 
 
 Event: TypeAlias = Add | Remove | Relabel | Replace
-EVENT_CLASSES: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabel, "replace": Replace}
+EVENT_CLASSES: dict[str, type[Event]] = {made.kind: made for made in get_args(Event)}
 
 
 def to_primitives(event: Event) -> dict[str, Any]:

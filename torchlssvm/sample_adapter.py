@@ -19,8 +19,6 @@ from torchlssvm.functional.modes import all_or_nothing
 __all__ = ["SampleAdapter"]
 
 Names = Iterable[Hashable]
-SampleArguments = tuple[Any, ...]
-"""(names, x, y), or (names,) for a machine that removes by ids."""
 
 
 class SampleAdapter:
@@ -100,8 +98,11 @@ class SampleAdapter:
         old_x, old_y, *extra = self._samples(names, x, y)
         self.machine.relabel(old_x, old_y, labels, *extra)
 
-    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
-        """Add samples and remove others as one change, in a single step if the machine has ``update``."""
+    def exchange(self, added: tuple[Any, ...] | None, removed: tuple[Any, ...] | None) -> None:
+        """Add samples (names, x, y) and remove others as one change, in a single step if the machine has ``update``.
+
+        ``removed`` may be (names,) for a machine that removes by ids.
+        """
         new = None if added is None else self._samples(*added)
         old = None if removed is None else self._removal(*removed)
         given = None

@@ -3,7 +3,7 @@ Erasing a user, from the request to the proof
 =============================================
 
 Photos belong to people, and one of these people asks to be erased. A ``SampleStore`` keeps the samples, their
-journal and the head together. An erasure is one event in this store. It produces a receipt for your records and a
+journal and the head together. An erasure is one event in this store. It returns nonces for your records, and leads to a
 certificate that anyone can check.
 """
 
@@ -47,16 +47,16 @@ preview = store.preview(Remove(subject="user-42"), x=x, y=y)
 print(f"{preview.samples} samples would go")
 
 # %%
-# Then erase the samples. The receipt contains nonces, which are random numbers that open the certificate's
-# commitments. The receipt thus reveals whose samples were erased. Keep it apart from the store, and destroy it once
+# Then erase the samples. The result contains nonces, which are random numbers that open the certificate's
+# commitments. They thus reveal whose samples were erased. Keep them apart from the store, and destroy them once
 # the answer can no longer be disputed.
 
 theirs = torch.tensor([owner == "user-42" for owner in owners])
 before = (
     store.head(x[theirs]).gather(1, y[theirs, None]).clone()
 )  # the scores of their own classes, while they are held
-receipt = store.apply(Remove(subject="user-42"))
-print(f"{len(receipt.nonces)} samples erased, journal position {receipt.position}")
+done = store.apply(Remove(subject="user-42"))
+print(f"{len(done.nonces)} samples erased, journal position {done.position}")
 
 # %%
 # SQLite keeps old pages for a while. Compaction rewrites every file of the store. Afterwards the files contain no
@@ -77,15 +77,15 @@ print("an erased id is still in a file:", b"photo-0042" in left)
 # solves for the weights again.
 
 public = new_key(folder / "key.pem")
-certificate = store.certificate(receipt.event_id, key=folder / "key.pem")
+certificate = store.certificate(done.event_id, key=folder / "key.pem")
 report = verify(certificate, head=store.head, store=store, public_key=public)
 for name, finding in report.checks.items():
     print(f"{name:>12}: {finding}")
 
 # %%
-# Only the holder of the receipt can tell whose samples the certificate covers:
+# Only the holder of the nonces can tell whose samples the certificate covers:
 
-nonce = receipt.nonces["photo-0042"]
+nonce = done.nonces["photo-0042"]
 print(certificate.covers("photo-0042", nonce), certificate.covers("photo-0043", nonce))
 
 # %%

@@ -98,7 +98,7 @@ def test_npy_is_mapped_not_loaded(tmp_path: Path) -> None:
     big[-1] = 7
     big.flush()
     tracemalloc.start()
-    for _, ids, x, _, _ in read_samples(tmp_path / "big.npy", int).batches(1024):
+    for x, _, ids, _ in read_samples(tmp_path / "big.npy", int).batches(1024):
         last = ids[-1], float(x[-1, 0])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -261,7 +261,7 @@ def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, fli
     labels = "5" if ".csv" in name else str(tmp_path / "y.npy")
     try:
         source = read_samples(path, lambda text: int(float(text)), labels=labels)
-        read = [x for _, _, x, _, _ in source.batches(16)]
+        read = [x for x, *_ in source.batches(16)]
     except (ValueError, OSError):
         return
     assert sum(map(len, read)) == len(source)

@@ -65,8 +65,8 @@ def test_a_config_runs_on_a_fresh_machine(config: str, fresh: Path, caplog: Any,
     assert any(name.startswith("classifier.head.") for name in state)
     if config == "configs/events/file.yaml":
         assert list((fresh / "certificates").iterdir())
-        assert "1 event(s) are not answered" in capsys.readouterr().out
-        assert main(["pending", str(fresh / "store")]) == 0
+        assert "have not arrived: 1 event," in capsys.readouterr().out
+        assert main(["waiting", str(fresh / "store")]) == 0
         assert "'nobody'" in capsys.readouterr().out
     if config == "configs/events/audit.yaml":
         events = [json.loads(t) for t in (fresh / "suspects.jsonl").read_text().splitlines() if not t.startswith("#")]

@@ -74,7 +74,7 @@ def test_events_are_applied_once_on_all_ranks(runs: Any, world: int) -> None:
     for found in ranks:
         assert found["events"] == truth(x[keep], y[keep]).digest()
         assert [sum(r[k] for r in found["reports"]) for k in range(3)] == [5, 0, 0]
-        assert found["pending"] == ["bad"]  # the sample 999 has not arrived
+        assert found["waiting"] == ["bad"]  # the sample 999 has not arrived
     assert not (folder / "dead.jsonl").exists()
 
 

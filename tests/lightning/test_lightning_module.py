@@ -51,7 +51,7 @@ def test_a_second_epoch_counts_nothing_twice(tmp_path: Path, capsys: Any) -> Non
     x, y = samples()
     with_ids, without = module(), module()
     quiet(tmp_path, max_epochs=3).fit(with_ids, loader(shuffle=True))
-    assert "offered before, by their ids" in capsys.readouterr().out
+    assert "not counted twice: " in capsys.readouterr().out
     quiet(tmp_path, max_epochs=2).fit(without, DataLoader(TensorDataset(x, y), batch_size=8))
     assert "first epoch only" in capsys.readouterr().out
     assert with_ids.head.digest() == without.head.digest() == truth(x, y).digest()

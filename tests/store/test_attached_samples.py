@@ -421,6 +421,27 @@ def test_options_that_are_not_given_are_those_of_the_store(tmp_path, head, optio
             assert (store.head.rho, store.head.class_weight) == expected
 
 
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        ("lssvm", {"multiclass": "ovo", "per_class": True, "intercept": "none", "normalize": "l2"}),
+        ("lssvm", {"targets": "multilabel", "scale": "std", "rho": 3.0}),
+        ("margin", {"grid": 16.0, "intercept": "penalized", "scale": "std"}),
+    ],
+)
+def test_nothing_has_to_be_repeated_for_a_store_that_exists(tmp_path, head, options):
+    y = torch.nn.functional.one_hot(LABELS, 3).double() if "targets" in options else LABELS
+    first = attached(tmp_path / "s", head, **options).fit([(IMAGES, y, [str(i) for i in range(60)])])
+    scores, config = first(IMAGES), first.head.config()
+    first.store.close()
+    again = attach(network(), 3, store=tmp_path / "s")
+    assert again.head.config() == config
+    assert torch.equal(again(IMAGES), scores)
+    again.store.close()
+    with pytest.raises(ValueError, match="grid is"):
+        attach(network(), 3, store=tmp_path / "s", grid=2.0)
+
+
 @pytest.mark.parametrize("head", ["lssvm", "margin"])
 def test_what_is_given_counts(tmp_path, head):
     clf = attached(tmp_path / "s", head, rho=7.0)

@@ -102,7 +102,7 @@ def main(folder: Path, rank: int, world: int) -> None:
         pass
     found["events"] = m.head.digest()
     found["reports"] = [(r.applied, r.repeated, r.refused) for r in callback.reports]
-    found["pending"] = [p.event.event_id for p in m.learner.corrector.pending.unanswered]
+    found["waiting"] = [p.event.event_id for p in m.learner.corrector.queue.unanswered]
     run.save_checkpoint(folder / "events.ckpt")
 
     m = module(store=str(folder / "store"))

@@ -10,6 +10,7 @@ from typing import Any
 from torchlssvm import schema
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
+from torchlssvm.files import replacement
 from torchlssvm.untrusted import read_regular
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -45,18 +46,16 @@ def write_private(path: str | os.PathLike[str], data: bytes, overwrite: bool = F
 
     Raises FileExistsError if the file exists, unless ``overwrite`` is True.
     """
-    target = Path(path)
     if overwrite:
-        target = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        target.unlink(missing_ok=True)
-    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with replacement(path, private=True) as new:
+            new.write_bytes(data)
+        return
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if overwrite:
-            os.replace(target, path)
     except BaseException:
-        target.unlink(missing_ok=True)  # no incomplete file stays
+        Path(path).unlink(missing_ok=True)  # no incomplete file stays
         raise

@@ -13,7 +13,7 @@ from torchlssvm.cli.arguments import FORCE, SUPPRESSION_KEY, TIMEOUT, UsageError
 from torchlssvm.cli.console import emit, warn
 from torchlssvm.cli.export import load_head
 from torchlssvm.cli.keys import SIGNING_KEY, TRUSTED_KEYS, signing_key, trusted_keys
-from torchlssvm.cli.store_access import check_output, holds_store, open_store, watched_store
+from torchlssvm.cli.store_access import check_output, open_store, watched_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CERTIFICATE = option("certificate", type=Path, metavar="CERT", help="certificate
 )
 def issue(options: argparse.Namespace) -> int:
     """Issue and write a certificate."""
-    check_output(options.out, options.store)
+    check_output(options.out)
     key = signing_key(options)
     with open_store(options) as store:
         events = options.event
@@ -99,7 +99,7 @@ def opening(options: argparse.Namespace) -> int:
     from torchlssvm.audit.certificate import OPENING_WARNING
     from torchlssvm.errors import StoreError
 
-    check_output(options.out, options.store)
+    check_output(options.out)
     with open_store(options, readonly=True) as store:
         made = store.opening()
         if made is None:
@@ -227,6 +227,7 @@ def check_with_store(
 ) -> dict[str, Check]:
     """Check the store and its head, and another head if one is given. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
+    from torchlssvm.store.database import holds_store
 
     try:
         with watched_store(options, "verifying") as store:
@@ -260,7 +261,7 @@ def show_certificate(options: argparse.Namespace) -> int:
     from torchlssvm.report.certificate_page import CertificateFacts, certificate_lines, certificate_page
 
     if options.html is not None:
-        check_output(options.html, options.store, options.force)
+        check_output(options.html, options.force)
     data = read_certificate_file(options.certificate)
     certificate = audit.Certificate.from_json(data)
     receipt = None if options.receipt is None else audit.ErasureReceipt.load(options.receipt)

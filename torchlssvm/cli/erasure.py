@@ -23,7 +23,7 @@ from torchlssvm.cli.arguments import (
 )
 from torchlssvm.cli.console import BUSY, OK, emit, one_line, progress, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key
-from torchlssvm.cli.samples import check_single_event, read_file, receipts_to_json
+from torchlssvm.cli.samples import check_single_event, read_file, results_to_json
 from torchlssvm.cli.store import compaction_text, compaction_to_json
 from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
@@ -74,7 +74,7 @@ def preview(options: argparse.Namespace) -> int:
         x = y = None
         if options.features is not None:
             samples = read_file(options, store, options.features)
-            x = torch.cat([x.to(torch.float64) for _, _, x, _, _ in samples.batches(8192)])
+            x = torch.cat([x.to(torch.float64) for x, *_ in samples.batches(8192)])
             y = None if samples.y is None else torch.as_tensor(samples.y)
             if y is not None and y.ndim != 1:
                 raise ValueError(f"the accuracy needs one label per sample, got labels of shape {tuple(y.shape)}")
@@ -172,7 +172,7 @@ def erasure_to_json(done: Erasure, store: SampleStore) -> dict[str, Any]:
     last = max(entry.position for entry in store.history() if entry.event_id in done.event_ids)
     said: dict[str, Any] = {"events": done.event_ids, "samples": 0, "applied": False, "remaining": len(store)}
     if done.results:
-        said = receipts_to_json(done.results, store)
+        said = results_to_json(done.results, store)
     said["nonces"] = {name: nonce for result in done.results for name, nonce in result.nonces.items()}
     said |= {"compacted": store.compacted >= last, "certificate": None, "still_held": done.still_held}
     if done.compaction is not None:
@@ -209,7 +209,7 @@ def protection_text(store: SampleStore, request: str | None, samples: int, subje
 )
 def receipt(options: argparse.Namespace) -> int:
     """Write one receipt."""
-    check_output(options.out, options.store)
+    check_output(options.out)
     with open_store(options) as store:
         if options.request is not None:
             events = store.requests.get(options.request).events

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import FORCE, UsageError, command, option
 from torchlssvm.cli.console import emit
 from torchlssvm.cli.store_access import Settings, check_output, watched_store
+from torchlssvm.files import replacement
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
@@ -32,22 +32,15 @@ def export(options: argparse.Namespace) -> int:
     """Write a temporary file and rename it, so that the file is either complete or does not exist."""
     if options.out.suffix == ".jsonl" and options.format == "pt":
         raise UsageError("give --format jsonl to export samples")
-    check_output(options.out, options.store, options.force)
-    temporary = options.out.with_name(options.out.name + ".tmp")
+    check_output(options.out, options.force)
+    write = write_head if options.format == "pt" else write_samples
     with watched_store(options, "writing", readonly=False) as store:
-        for path in (temporary, options.out):  # first, so that no file with samples is ever unknown
-            store.register_checkpoint(path)
-        said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
-        temporary.unlink(missing_ok=True)  # of an earlier crash, perhaps with other permissions
-        temporary.touch(mode=0o600)
-        try:
-            said["samples"] = (
-                write_head(store, temporary) if options.format == "pt" else write_samples(store, temporary)
-            )
-            os.replace(temporary, options.out)
-            store.certificates.forget(temporary)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacement(options.out, private=True) as new:
+            for path in (new, options.out):  # first, so that no file with samples is ever unknown
+                store.register_checkpoint(path)
+            said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
+            said["samples"] = write(store, new)
+        store.certificates.forget(new)
     what = "the head" if options.format == "pt" else "the samples"
     return emit(
         options, said, f"{options.out}: {what} at event {said['position']}, {counted(said['samples'], 'sample')}"
@@ -80,7 +73,8 @@ def write_head(store: SampleStore, path: Path) -> int:
     out |= {"classes": Settings.load(store).classes, "fingerprint": store.fingerprint, "position": store.position}
     out["head"] = type(head).__name__
     try:
-        torch.save(out, path)
+        with path.open("wb") as file:
+            torch.save(out, file)
     except RuntimeError as error:  # torch raises it for a missing folder or a full disk
         raise OSError(f"{path} cannot be written: {error}") from error
     return len(store)
@@ -88,7 +82,7 @@ def write_head(store: SampleStore, path: Path) -> int:
 
 def load_head(path: Path) -> LinearHead:
     """Load a head that ``export`` wrote. The w, b, C and P in the file must equal those that the loaded head uses."""
-    from torchlssvm import LSSVMHead, VerificationError
+    from torchlssvm import VerificationError
     from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt
     from torchlssvm.errors import StoreError
@@ -103,7 +97,7 @@ def load_head(path: Path) -> LinearHead:
     if not isinstance(found, dict) or found.get("format") != EXPORT_FORMAT:
         raise VerificationError(f"{path} was not written by torchlssvm export")
     try:
-        head = head_from({"type": found.get("head", LSSVMHead.__name__)} | found["config"], None)
+        head = head_from({"type": found["head"]} | found["config"], None)
         head.load_state_dict(found["state_dict"])
         for name, value in head.state_dict().items():
             given = found["state_dict"][name]

@@ -10,7 +10,6 @@ from typing import Any
 
 from torchlssvm.cli.arguments import UsageError, command, option
 from torchlssvm.cli.console import emit
-from torchlssvm.cli.store_access import refuse_inside_store
 
 MAX_PASSPHRASE_BYTES = 4096
 """Largest size of a passphrase file."""
@@ -101,7 +100,9 @@ def trusted_keys(options: argparse.Namespace) -> Any:
 )
 def keygen(options: argparse.Namespace) -> int:
     """Write a key pair, or one secret key."""
-    refuse_inside_store(options.out)
+    from torchlssvm.store.database import refuse_in_store
+
+    refuse_in_store(options.out)
     if options.suppression:
         from torchlssvm.store import new_suppression_key
 

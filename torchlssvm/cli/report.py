@@ -38,7 +38,7 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and print its main figures."""
     from torchlssvm.report import PASSES, write_report
 
-    check_output(options.out, options.store, options.force)
+    check_output(options.out, options.force)
     with watched_store(options, "reporting", readonly=False, passes=PASSES) as store:
         # The page shows samples, so certificates of later erasures list it.
         store.register_checkpoint(options.out)

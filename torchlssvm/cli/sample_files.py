@@ -19,13 +19,11 @@ from torch import Tensor
 
 from torchlssvm.backbones import load_network, load_pt
 from torchlssvm.linear.attach import AttachedClassifier, attach
+from torchlssvm.linear.labelled_batches import TrainingBatch
 from torchlssvm.wording import counted
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
-
-Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
-"""The source of the samples (for messages), and their ids, features (B, J), labels and subjects."""
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 DEFAULT_WEIGHTS = "default"
@@ -47,14 +45,13 @@ class FileSamples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[TrainingBatch]:
         """Yield all samples, ``size`` at a time."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            ids = self.ids[part]
-            y = None if self.y is None else self.y[part]
+            y: Any = None if self.y is None else torch.as_tensor(self.y[part])
             subjects = None if self.subjects is None else self.subjects[part]
-            yield f"{self.path}, {ids[0]} to {ids[-1]}", ids, self.read(part), y, subjects
+            yield TrainingBatch(self.read(part), y, self.ids[part], subjects)
 
 
 def read_samples(

@@ -91,8 +91,6 @@ def add(options: argparse.Namespace) -> int:
     features, label or subject differ. (Event ids are random. An id computed from the content would stay in the journal, where
     it could confirm a guess about an erased sample.)
     """
-    import torch
-
     from torchlssvm.events import Add
 
     if options.images is None and options.labels is None:
@@ -106,10 +104,11 @@ def add(options: argparse.Namespace) -> int:
         if twice is not None:
             raise ValueError(f"{samples.path}: the id {twice!r} occurs twice")
         with progress(options, "adding", len(samples)) as advance:
-            for where, ids, x, y, subjects in samples.batches(size):
+            for x, y, ids, subjects in samples.batches(size):
+                assert ids is not None
                 try:
                     whose = [options.subject] * len(ids) if subjects is None else subjects
-                    event = store.without_held(Add(ids, x, torch.as_tensor(y), whose, source))
+                    event = store.without_held(Add(ids, x, y, whose, source))
                     counts["skipped"] += len(ids) - (0 if event is None else len(event.ids))
                     if event is not None:
                         done = store.apply(event, recalibrate=False)
@@ -117,9 +116,8 @@ def add(options: argparse.Namespace) -> int:
                         counts["left_out"] += len(done.left_out)
                         counts["events"] += done.applied
                 except ValueError as error:
-                    raise ValueError(
-                        f"{where}: {error} ({counted(counts['added'], 'sample')} added before it)"
-                    ) from error
+                    where, before = f"{samples.path}, {ids[0]} to {ids[-1]}", counted(counts["added"], "sample")
+                    raise ValueError(f"{where}: {error} ({before} added before it)") from error
                 advance(len(ids))
         with progress(options, "choosing rho"):
             store.refresh()
@@ -239,7 +237,7 @@ def classify(options: argparse.Namespace) -> int:
     if options.out is not None:
         if options.out.suffix not in (".csv", ".json"):
             raise UsageError(f"--out {options.out}: the file name must end with .csv or .json")
-        check_output(options.out, options.store, options.force)
+        check_output(options.out, options.force)
     rows: list[dict[str, Any]] = []
     right = 0
     with open_store(options, readonly=True) as store:
@@ -249,13 +247,14 @@ def classify(options: argparse.Namespace) -> int:
         if head.targets != "classes" and options.labels is not None:
             raise UsageError("--labels counts right classes, and this store has several labels or numbers per sample")
         with progress(options, "classifying", len(samples)) as advance:
-            for _, ids, x, y, _ in samples.batches(size):
+            for x, y, ids, _ in samples.batches(size):
+                assert ids is not None
                 scores = head(x.to(head.device, torch.float64)).cpu()
                 bad = (~scores.isfinite().all(1)).nonzero()[:, 0].tolist()
                 if bad:
                     raise ValueError(f"{samples.path}: the features of {ids[bad[0]]!r} are not finite numbers")
                 found = head.answers(scores)
-                right += 0 if y is None else int((found == torch.as_tensor(y)).sum())
+                right += 0 if y is None else int((found == y).sum())
                 for sample, answer, row in zip(ids, found.tolist(), scores.tolist(), strict=True):
                     rows.append({"id": sample} | answer_columns(head.targets, answer, row, names))
                     if options.scores:
@@ -322,10 +321,10 @@ def relabel(options: argparse.Namespace) -> int:
         y: Any = [settings.label(text, classes) for text in labels]
         if len(y) == 1:
             y = y[0] if options.id is None else y * wanted
-        receipts = store.apply([Relabel(y, **whose, event_id=options.event or new_event_id()) for whose in targets])
+        results = store.apply([Relabel(y, **whose, event_id=options.event or new_event_id()) for whose in targets])
         store.refresh()
-        said = receipts_to_json(receipts, store)
-    return emit(options, said, list(map(str, receipts)))
+        said = results_to_json(results, store)
+    return emit(options, said, list(map(str, results)))
 
 
 def check_single_event(options: argparse.Namespace, targets: Sequence[Any]) -> None:
@@ -334,12 +333,12 @@ def check_single_event(options: argparse.Namespace, targets: Sequence[Any]) -> N
         raise UsageError("--event needs a single subject: every subject is a separate event")
 
 
-def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:
+def results_to_json(results: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:
     """Convert the results of events to primitives, without secrets: the last event, the total, and the list of events."""
     names = ("event_id", "kind", "position", "applied", "samples")
-    events = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
-    said = events[-1] | {"applied": any(r.applied for r in receipts), "samples": sum(r.samples for r in receipts)}
-    return said | {"digest": receipts[-1].digest, "remaining": len(store), "events": events}
+    events = [{name: getattr(result, name) for name in names} for result in results]
+    said = events[-1] | {"applied": any(r.applied for r in results), "samples": sum(r.samples for r in results)}
+    return said | {"digest": results[-1].digest, "remaining": len(store), "events": events}
 
 
 # -- whose samples -----------------------------------------------------------------------------------------------------

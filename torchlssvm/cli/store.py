@@ -1,4 +1,4 @@
-"""Commands on a store as a whole: ``init``, ``set``, ``stats``, ``history``, ``compact``, ``pending``, ``drop``."""
+"""Commands on a store as a whole: ``init``, ``set``, ``stats``, ``history``, ``compact``, ``waiting``, ``drop``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torchlssvm.cli.arguments import (
     rho,
 )
 from torchlssvm.cli.console import emit, progress, table
-from torchlssvm.cli.store_access import Settings, holds_store, open_store
+from torchlssvm.cli.store_access import Settings, open_store
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
-    from torchlssvm.corrections.pending_events import WaitingEvent
+    from torchlssvm.corrections.waiting_events import WaitingEvent
     from torchlssvm.store import Compaction
 
 # -- init --------------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def init(options: argparse.Namespace) -> int:
     """Create the head, then the store. If a crash has left the store incomplete, complete it."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
+    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE, holds_store
 
     for name in ("weights", "layers", "pool", "max_features", "views"):
         if getattr(options, name) is not None and options.backbone is None:
@@ -320,7 +320,8 @@ def compaction_text(done: Compaction) -> str:
 
 @command(
     "backup",
-    "Copy the store to a new folder while it is in use. Put a copy back with restore only: it holds what is erased later.",
+    "Copy the store to a new folder while it is in use. Use restore to put a copy back: the copy still holds samples that are "
+    "erased later.",
     option("to", type=Path, metavar="TO", help="folder of the copy, which is made"),
     changes="the copy was made",
 )
@@ -359,42 +360,42 @@ def restore(options: argparse.Namespace) -> int:
 
 
 @command(
-    "pending",
+    "waiting",
     "List events that wait for samples which have not arrived. The store keeps the names of these samples until then.",
 )
-def pending(options: argparse.Namespace) -> int:
-    """Print the pending events, oldest first."""
-    from torchlssvm.corrections.pending_events import PendingEvents
+def waiting(options: argparse.Namespace) -> int:
+    """Print the waiting events, oldest first."""
+    from torchlssvm.corrections.waiting_events import WaitingEvents
 
     with open_store(options, readonly=True) as store:
-        found = list(PendingEvents(store))
-    said = {"store": str(options.store), "pending": [pending_to_json(p) for p in found]}
-    return emit(options, said, list(map(str, found)) if found else "no pending events")
+        found = list(WaitingEvents(store))
+    said = {"store": str(options.store), "waiting": [waiting_to_json(p) for p in found]}
+    return emit(options, said, list(map(str, found)) if found else "no waiting events")
 
 
 @command(
     "drop",
-    "Drop pending events. The samples they name stay as they are.",
-    option("event", nargs="+", metavar="EVENT", help="ids of the events (see pending)"),
+    "Drop waiting events. The samples they name stay as they are.",
+    option("event", nargs="+", metavar="EVENT", help="ids of the events (see waiting)"),
     changes="the events were dropped",
 )
 def drop(options: argparse.Namespace) -> int:
     """Drop all the given events, or none of them."""
-    from torchlssvm.corrections.pending_events import drop_pending
+    from torchlssvm.corrections.waiting_events import drop_waiting
 
     with open_store(options) as store:
-        dropped = drop_pending(store, options.event)
-    said = {"store": str(options.store), "dropped": [pending_to_json(p) for p in dropped]}
+        dropped = drop_waiting(store, options.event)
+    said = {"store": str(options.store), "dropped": [waiting_to_json(p) for p in dropped]}
     return emit(options, said, [f"dropped: {p}" for p in dropped])
 
 
-def pending_to_json(waiting: WaitingEvent) -> dict[str, Any]:
-    """Convert a pending event to primitives, without features."""
-    event = waiting.event
+def waiting_to_json(found: WaitingEvent) -> dict[str, Any]:
+    """Convert a waiting event to primitives, without features."""
+    event = found.event
     return {
         "event_id": event.event_id,
-        "kind": type(event).__name__.lower(),
+        "kind": event.kind,
         "ids": None if event.ids is None else list(event.ids),
         "subject": None if event.ids is not None else event.subject,
-        "on_watch": waiting.on_watch,
+        "on_watch": found.on_watch,
     }

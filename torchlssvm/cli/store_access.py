@@ -21,17 +21,11 @@ STORE_LOG = logging.NullHandler()
 """Keeps the store's log off stderr; other handlers still receive it."""
 
 
-def holds_store(folder: Path) -> bool:
-    """Return True if a folder contains the file of a store, readable or not."""
-    from torchlssvm.store.database import DATABASE_FILE
-
-    return os.path.lexists(folder / DATABASE_FILE)
-
-
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
     """Open the store of a command. Warnings are printed as one line on stderr."""
     from torchlssvm.errors import StoreError, SuppressedWarning
     from torchlssvm.store import SampleStore
+    from torchlssvm.store.database import holds_store
 
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: make one with torchlssvm init")
@@ -61,30 +55,22 @@ def watched_store(
 # -- output files ------------------------------------------------------------------------------------------------------
 
 
-def check_output(out: Path, store: Path | None = None, overwrite: bool | None = None) -> None:
+def check_output(out: Path, overwrite: bool | None = None) -> None:
     """Raise ValueError if a file must not be written: it exists, its folder does not exist, or it is inside a store.
 
     ``overwrite`` is the value of ``--force``, or None for files that are never overwritten.
     """
+    from torchlssvm.store.database import refuse_in_store
+
     if out.is_dir():
         raise ValueError(f"{out} is a folder: give the name of a file")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"{out.absolute().parent} is not a folder, so {out.name} cannot be written there")
-    refuse_inside_store(out, store)
+    refuse_in_store(out)
     if os.path.lexists(out) and not overwrite:
         raise ValueError(
             f"{out} exists: choose another name{'' if overwrite is None else ', or overwrite it with --force'}"
         )
-
-
-def refuse_inside_store(out: Path, store: Path | None = None) -> None:
-    """Raise ValueError if a file would be written into the folder of a store, this one or another."""
-    place = out.resolve()
-    for folder in (place, *place.parents):
-        if holds_store(folder) or (store is not None and folder == store.resolve()):
-            raise ValueError(
-                f"{out} is inside the store {folder}, which must contain no other files: choose another folder"
-            )
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

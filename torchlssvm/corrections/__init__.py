@@ -2,6 +2,6 @@
 
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, as_source
-from torchlssvm.corrections.pending_events import EventOutcome
+from torchlssvm.corrections.waiting_events import EventOutcome, EventStatus
 
-__all__ = ["Corrector", "DeadLetters", "EventOutcome", "as_source"]
+__all__ = ["Corrector", "DeadLetters", "EventOutcome", "EventStatus", "as_source"]

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from torchlssvm.corrections.event_sources import Item
 from torchlssvm.corrections.head_samples import HeadSamples
-from torchlssvm.corrections.pending_events import EventOutcome, Name, PendingEvents, WaitingEvent
 from torchlssvm.corrections.seen_samples import SeenSamples
+from torchlssvm.corrections.waiting_events import EventOutcome, EventStatus, Name, WaitingEvent, WaitingEvents
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Remove, Replace
 from torchlssvm.functional.grid import FixedPoint
@@ -73,16 +73,16 @@ class Corrector:
     ...     Remove(ids=["b"], x=x[1:2], y=y[1:2]),
     ...     Remove(ids=["z"], x=x[:1], y=y[:1]),
     ... ]
-    >>> [o.status for o in corrector.apply(events)], head.n
+    >>> [str(o.status) for o in corrector.apply(events)], head.n
     (['applied', 'applied', 'refused'], 5)
-    >>> [o.status for o in corrector.apply(events[:2])], head.n
+    >>> [str(o.status) for o in corrector.apply(events[:2])], head.n
     (['repeated', 'repeated'], 5)
     """
 
     def __init__(self, head: Any, store: SampleStore | None = None, seen: SeenSamples | None = None):
         self.head, self.store, self.seen = head, store, seen
         self.samples: SampleStore | HeadSamples = HeadSamples(head) if store is None else store
-        self.pending = PendingEvents(store if seen is not None else None)
+        self.queue = WaitingEvents(store if seen is not None else None)
         self.answered: list[tuple[Item, EventOutcome]] = []
         """Outcomes of events that waited, until :meth:`take_answered` is called."""
         self.certified = False
@@ -102,20 +102,20 @@ class Corrector:
         In a run, an event for a sample that has not arrived waits, and so do later events that name the same sample.
         """
         given = [WaitingEvent(event) for event in events]
-        for pending in given:
-            if pending.event.event_id in self.pending:
-                pending.outcome = second_outcome(pending.event, self.pending[pending.event.event_id].event)
-        new = [pending for pending in given if pending.outcome is None]
-        self._settle([], new, {name for pending in new for name in pending.names})
-        return [pending.outcome or EventOutcome.of(pending.event, "held") for pending in given]
+        for waiting in given:
+            if waiting.event.event_id in self.queue:
+                waiting.outcome = second_outcome(waiting.event, self.queue[waiting.event.event_id].event)
+        new = [waiting for waiting in given if waiting.outcome is None]
+        self._settle([], new, {name for waiting in new for name in waiting.names})
+        return [waiting.outcome or EventOutcome.of(waiting.event, EventStatus.WAITING) for waiting in given]
 
-    def apply_pending(self, final: bool = False) -> None:
+    def apply_waiting(self, final: bool = False) -> None:
         """Apply the waiting events whose samples have arrived. :meth:`take_answered` returns their outcomes.
 
         ``final`` means that the pass over the samples is over. A removal then no longer waits for an earlier event about the
         same sample, even if the earlier event still waits for another sample.
         """
-        if len(self.pending):
+        if len(self.queue):
             self._settle([], [], None, final)
 
     def learn(self, additions: list[Add], notes: dict[str, Any] | None = None, settle: bool = True) -> None:
@@ -135,8 +135,8 @@ class Corrector:
         """
         grid = getattr(self.head, "grid", None)
         limit = grid.max_value if isinstance(grid, FixedPoint) else torch.finfo(torch.float64).max
-        bad = {k for k in new if not bool((x[k].abs() <= limit).all())} if len(self.pending) else set()
-        out = {k for k in bad if self.pending.removes(ids[k], None if subjects is None else subjects[k])}
+        bad = {k for k in new if not bool((x[k].abs() <= limit).all())} if len(self.queue) else set()
+        out = {k for k in bad if self.queue.removes(ids[k], None if subjects is None else subjects[k])}
         self.unusable.update(ids[k] for k in out)
         return [k for k in new if k not in out]
 
@@ -147,11 +147,11 @@ class Corrector:
 
     def give_up(self, event: Event) -> None:
         """Drop a refused event after it was recorded elsewhere. Another event with the same id stays in the queue."""
-        if event.event_id in self.pending and self.pending[event.event_id].refused:
-            pending = self.pending[event.event_id]
+        if event.event_id in self.queue and self.queue[event.event_id].refused:
+            waiting = self.queue[event.event_id]
             if self.store is not None:
-                self.store.set_note(pending.note, None)
-            self.pending.remove(pending)
+                self.store.set_note(waiting.note, None)
+            self.queue.remove(waiting)
 
     # -- which events can be applied -------------------------------------------------------------------------------------
 
@@ -167,26 +167,26 @@ class Corrector:
         new, gone = dict(arriving), set[str]()  # the samples that the change so far adds, and those that it removes
         blocked: set[Name] = set()
         ready: ReadyEvents = []
-        for pending in queue:
-            event, names = pending.event, pending.names
+        for waiting in queue:
+            event, names = waiting.event, waiting.names
             behind = not blocked.isdisjoint(names) and not (final and isinstance(event, Remove))
-            waits = not pending.on_watch and (behind or (touched is not None and touched.isdisjoint(names)))
+            waits = not waiting.on_watch and (behind or (touched is not None and touched.isdisjoint(names)))
             later = []
-            if pending.on_watch:
+            if waiting.on_watch:
                 later = [i for i, whose in arriving.items() if whose == event.subject and i not in gone]
-            if (pending.on_watch and not later) or (not waits and self.pending.was_dropped(pending)):
+            if (waiting.on_watch and not later) or (not waits and self.queue.was_dropped(waiting)):
                 continue
             try:
                 if waits:
                     raise MissingSample
-                rest = pending.for_later(later) if pending.on_watch else self._left_to_do(event, new, gone)
+                rest = waiting.for_later(later) if waiting.on_watch else self._left_to_do(event, new, gone)
             except MissingSample:
                 blocked.update(names)
                 continue
             except REFUSAL_ERRORS as error:
-                pending.outcome = EventOutcome.refusal(event, error)
+                waiting.outcome = EventOutcome.refusal(event, error)
             else:
-                ready.append((pending, rest))
+                ready.append((waiting, rest))
                 if isinstance(rest, Add):
                     new |= dict(zip(rest.ids, rest.subjects, strict=True))
                     gone.difference_update(rest.ids)
@@ -242,26 +242,26 @@ class Corrector:
         notes: dict[str, Any] | None = None,
     ) -> None:
         """Apply additions, and all queued and new events that can then be applied. The other events wait."""
-        waited = [pending for pending in self.pending if not pending.refused]
+        waited = [waiting for waiting in self.queue if not waiting.refused]
         ready = self._select(additions, [*waited, *new], touched, final)
-        chosen = {id(pending) for pending, _ in ready}
-        held: dict[str, WaitingEvent] = {}
-        for pending in new:
-            if pending.outcome is None and id(pending) not in chosen:
-                first = held.setdefault(pending.event.event_id, pending)
-                if first is not pending:
-                    pending.outcome = second_outcome(pending.event, first.event)
-        self._commit(additions, ready, (notes or {}) | {p.note: p.to_primitives() for p in held.values()}, final)
-        for pending in [*held.values(), *(p for p, _ in ready if self.seen is not None)]:
-            done = pending.outcome
-            if done is None or (pending.watches and done.status in ("applied", "watched")):
-                pending.on_watch = done is not None
-                self.pending.insert(pending)
-            elif done.status != "refused":
-                self.pending.remove(pending)
-        for pending in waited:
-            if pending.outcome is not None and (id(pending) in chosen or not pending.on_watch):
-                self.answered.append((Item(pending.event), pending.outcome))
+        chosen = {id(waiting) for waiting, _ in ready}
+        fresh: dict[str, WaitingEvent] = {}  # the new events that wait
+        for waiting in new:
+            if waiting.outcome is None and id(waiting) not in chosen:
+                first = fresh.setdefault(waiting.event.event_id, waiting)
+                if first is not waiting:
+                    waiting.outcome = second_outcome(waiting.event, first.event)
+        self._commit(additions, ready, (notes or {}) | {p.note: p.to_primitives() for p in fresh.values()}, final)
+        for waiting in [*fresh.values(), *(p for p, _ in ready if self.seen is not None)]:
+            done = waiting.outcome
+            if done is None or (waiting.watches and done.status in (EventStatus.APPLIED, EventStatus.WATCHED)):
+                waiting.on_watch = done is not None
+                self.queue.insert(waiting)
+            elif done.status is not EventStatus.REFUSED:
+                self.queue.remove(waiting)
+        for waiting in waited:
+            if waiting.outcome is not None and (id(waiting) in chosen or not waiting.on_watch):
+                self.answered.append((Item(waiting.event), waiting.outcome))
 
     def _commit(self, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any], final: bool) -> None:
         """Apply additions and events in one transaction. Invalid events are found by trial and left out."""
@@ -285,23 +285,25 @@ class Corrector:
             results = self._write(additions, ready, notes)
         self.suppressed.update(i for result in results for i in result.left_out)
         answers = iter(results[len(additions) :])
-        for pending, event in ready:
+        for waiting, event in ready:
             if event is None:
-                pending.outcome = EventOutcome.of(pending.event, "applied")
+                waiting.outcome = EventOutcome.of(waiting.event, EventStatus.APPLIED)
                 continue
             r = next(answers)
-            status = "watched" if pending.on_watch else "applied" if r.applied else "repeated"
-            pending.outcome = EventOutcome(r.event_id, r.kind, r.samples, status)
+            status = EventStatus.APPLIED if r.applied else EventStatus.REPEATED
+            if waiting.on_watch:
+                status = EventStatus.WATCHED
+            waiting.outcome = EventOutcome(r.event_id, r.kind, r.samples, status)
 
     def _write(self, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any]) -> list[EventResult]:
         """Apply events. The notes record which events no longer wait, which are on watch, and which removals to certify."""
         events = [*additions, *(event for _, event in ready if event is not None)]
         notes = dict(notes)
-        for pending, _ in ready if self.seen is not None else []:
-            if pending.watches and not self.samples.has_applied(pending.event.event_id):
-                notes[pending.note] = pending.to_primitives(on_watch=True)
-            elif pending.event.event_id in self.pending and not pending.on_watch:
-                notes[pending.note] = None
+        for waiting, _ in ready if self.seen is not None else []:
+            if waiting.watches and not self.samples.has_applied(waiting.event.event_id):
+                notes[waiting.note] = waiting.to_primitives(on_watch=True)
+            elif waiting.event.event_id in self.queue and not waiting.on_watch:
+                notes[waiting.note] = None
         if self.store is not None and self.certified:
             given = [e.event_id for e in events if isinstance(e, Remove) and not self.store.has_applied(e.event_id)]
             if given:
@@ -319,10 +321,10 @@ class Corrector:
                 half = len(ready) // 2
                 first = self._acceptable(base, ready[:half], final)
                 return first + self._acceptable([*base, *(e for _, e in first if e is not None)], ready[half:], final)
-            pending = ready[0][0]
-            unnamed = isinstance(self.samples, HeadSamples) and self.samples.is_unnamed(pending.event)
+            waiting = ready[0][0]
+            unnamed = isinstance(self.samples, HeadSamples) and self.samples.is_unnamed(waiting.event)
             if final or self.seen is None or not unnamed or not isinstance(error, RemovalError):
-                pending.outcome = EventOutcome.refusal(pending.event, error)  # otherwise its sample may still arrive
+                waiting.outcome = EventOutcome.refusal(waiting.event, error)  # otherwise its sample may still arrive
             return []
         return ready
 
@@ -343,30 +345,30 @@ class Corrector:
             return []
         _ = self.store.head
         entries = self.store.history()[position:]
-        return [EventOutcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
+        return [EventOutcome(e.event_id, e.kind, e.samples, EventStatus.APPLIED) for e in entries]
 
     def state_dict(self) -> dict[str, Any]:
-        """Applied events, held samples and pending events for a checkpoint.
+        """Applied events, held samples and waiting events for a checkpoint.
 
         It is empty with a store, which keeps them itself.
         """
         if not isinstance(self.samples, HeadSamples):
             return {}
-        return self.samples.state_dict() | {"pending": self.pending.state_dict()}
+        return self.samples.state_dict() | {"waiting": self.queue.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`. The head itself must be loaded separately."""
         if state and isinstance(self.samples, HeadSamples):
             self.samples.load_state_dict(state)
-            self.pending.load_state_dict(state["pending"])
+            self.queue.load_state_dict(state["waiting"])
 
 
 def second_outcome(event: Event, earlier: Event) -> EventOutcome:
     """Return the outcome of an event whose id is already in the queue."""
     if event == earlier:
-        return EventOutcome.of(event, "repeated")
+        return EventOutcome.of(event, EventStatus.REPEATED)
     return EventOutcome.refusal(
-        event, ValueError(f"another event with the id {event.event_id!r} is pending: each has its own")
+        event, ValueError(f"another event with the id {event.event_id!r} is waiting: each has its own")
     )
 
 

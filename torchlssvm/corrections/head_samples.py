@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import RemovalError
-from torchlssvm.events import Add, Event, Relabel, Remove, Replace
+from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
 from torchlssvm.sample_adapter import SampleAdapter
@@ -96,12 +96,11 @@ class HeadSamples:
                 raise ValueError(f"{name} must have shape (B, {self.head.in_features}), got {tuple(x.shape)}")
         if isinstance(event, Add):
             return None
-        x = event.x_old if isinstance(event, Replace) else event.x
-        y = event.y if isinstance(event, Remove) else event.y_old
+        x, y = (getattr(event, name) for name in event.old_fields)
         if x is None or y is None:
-            names = {Replace: "x_old, y_old", Relabel: "x, y_old", Remove: "x, y"}[type(event)]
             raise ValueError(
-                f"there is no store here: a {type(event).__name__} must carry the samples as they were added ({names})"
+                f"there is no store here: a {type(event).__name__} must carry the samples as they were added "
+                f"({', '.join(event.old_fields)})"
             )
         return hash_samples(x, y)
 
@@ -122,10 +121,9 @@ class HeadSamples:
         if isinstance(event, Remove):
             return dict.fromkeys(event.ids)
         x = torch.zeros(len(event.ids), 0) if event.x is None else event.x
-        y = event.y_old if isinstance(event, Replace) and event.y is None else event.y
-        if y is None:
+        if event.new_y is None:
             raise ValueError("a Replace without a store needs y, or y_old")
-        return dict(zip(event.ids, hash_samples(x, y), strict=True))
+        return dict(zip(event.ids, hash_samples(x, event.new_y), strict=True))
 
     def _change(self, events: Sequence[Event]) -> None:
         """Apply events to the head: all at once to a linear head, a single event to a kernel machine."""
@@ -134,24 +132,23 @@ class HeadSamples:
         if removes and not empty:
             _ = self.head.bias  # earlier removals are judged before, these at once
         for event in events:
-            y_new = event.y_old if isinstance(event, Replace) and event.y is None else event.y
             if self.machine.by_ids:
                 if isinstance(event, Relabel):
                     self.machine.relabel(event.ids, event.y)
                 else:
-                    new = None if isinstance(event, Remove) else (event.ids, event.x, y_new)
+                    new = None if isinstance(event, Remove) else (event.ids, event.x, event.new_y)
                     self.machine.exchange(new, None if isinstance(event, Add) else (event.ids,))
                 return
             if isinstance(event, Add):
-                change.add(event.ids, event.x, y_new)
+                change.add(event.ids, event.x, event.new_y)
                 if empty:  # the first samples determine an automatic grid
                     change.apply(self.machine, self.head.device)
                     change, empty = NetChange(), self.machine.count == 0
             elif isinstance(event, Remove):
-                change.remove(event.ids, event.x, y_new)
+                change.remove(event.ids, event.x, event.new_y)
             else:
-                x_old = event.x if isinstance(event, Relabel) else event.x_old
-                change.exchange(event.ids, x_old, event.y_old, event.x, y_new)
+                x, y = (getattr(event, name) for name in event.old_fields)
+                change.exchange(event.ids, x, y, event.x, event.new_y)
         change.apply(self.machine, None if self.machine.by_ids else self.head.device)
         if removes:
             _ = self.head.bias

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchlssvm.errors import StoreError
+from torchlssvm.files import replacement
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
-from torchlssvm.store.snapshots import write_durably
 
 __all__ = ["SeenSamples", "begin_run", "may_have_forgotten", "resume_run"]
 
@@ -100,7 +100,8 @@ class SeenSamples:
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} is damaged: {error}") from None
         if torn or len(valid) < len(lines):
-            write_durably(path, b"".join(lines[k] + b"\n" for k in valid))
+            with replacement(path) as new:
+                new.write_bytes(b"".join(lines[k] + b"\n" for k in valid))
 
     def state_dict(self) -> dict[str, Any]:
         """Key and hashes for a checkpoint. It is empty with a store, which keeps them itself."""

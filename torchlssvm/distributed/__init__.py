@@ -23,8 +23,8 @@ before you save or copy a head.
 **Privacy.** Ranks send sums, never samples. However, a sum of few samples reveals them. The sums of one sample are the sample
 itself (its class sum is the row). The sums of two samples give both up to a rotation. The difference of two states that an
 observer has seen is a sum too. A receiver of a sum can also test a guess. ``min_samples`` refuses to send sums of fewer
-distinct samples in any class, whatever their weights; this is not differential privacy. Ranks also compare fingerprints of
-rows, and hashes of ids if ids are given, under a key that the group shares. A rank that guesses a sample can therefore tell
+distinct samples in any class, whatever their weights; this is not differential privacy. Ranks also compare hashes of rows,
+and of ids if ids are given, under a key that the group shares. A rank that guesses a sample can therefore tell
 that another rank changed it. Only samples changed since the last sync are compared. No delta contains such hashes.
 """
 

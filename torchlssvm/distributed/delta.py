@@ -7,13 +7,13 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 
 from torchlssvm.backbone_hash import fingerprint as backbone_fingerprint
 from torchlssvm.errors import VerificationError
+from torchlssvm.files import replacement
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
@@ -191,16 +191,8 @@ class Delta(Changes):
                 "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
                 "carried": sorted(self.carried), "uncertifiable": self.uncertifiable,
             }  # fmt: skip
-            target = Path(path)
-            part = target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
-            try:
-                with part.open("wb") as file:
-                    torch.save(out | {"delta": pack(meta)}, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            with replacement(path) as new, new.open("wb") as file:
+                torch.save(out | {"delta": pack(meta)}, file)
             self.hand_over()
 
     @classmethod

@@ -31,6 +31,7 @@ from torchlssvm.linear.membership import RowCounts
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 from torchlssvm.statistics.statistics import LARGEST_SUM
+from torchlssvm.wording import counted
 
 ERRORS_BY_NAME: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -164,9 +165,10 @@ class Contribution:
                     holders.setdefault(name, []).append(rank)
         twice = sorted(name for name, n in net.items() if n > 1)
         if twice:
+            ranks = " and ".join(f"rank {r}" for r in holders[twice[0]])
             raise ValueError(
-                f"{len(twice)} sample(s) were added on {' and '.join(f'rank {r}' for r in holders[twice[0]])} both, by their "
-                "ids: they would count twice. No rank changed anything. Keep them on one rank: remove them on the others, or "
+                f"samples were added on {ranks} under the same ids ({counted(len(twice), 'sample')}): "
+                "they would count twice. No rank changed anything. Keep them on one rank: remove them on the others, or "
                 "discard(head) there, and sync again."
             )
 
@@ -214,7 +216,9 @@ def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | No
     try:
         if to is None or to == peers.rank:
             if rows is not None and rows.negative:
-                raise checks.removal_error(f"{rows.negative} row(s) would be removed more often than they are held")
+                raise checks.removal_error(
+                    f"{counted(rows.negative, 'row')} would be removed more often than they are held"
+                )
             total.canonicalize()
             if not total.empty and any(m["shrunk"] for m in messages):
                 total.check_counts(total.moments)
@@ -246,7 +250,7 @@ def raise_first(messages: list[Message]) -> None:
     found = [(rank, m["problem"]) for rank, m in enumerate(messages) if m.get("problem")]
     if found:
         rank, (kind, text) = found[0]
-        others = f" (and {len(found) - 1} more rank(s))" if len(found) > 1 else ""
+        others = f" (and {counted(len(found) - 1, 'more rank')})" if len(found) > 1 else ""
         raise ERRORS_BY_NAME[kind](f"on rank {rank}{others}: {text} No rank changed anything.")
 
 
@@ -307,7 +311,7 @@ def _check_same_start(messages: list[Message]) -> None:
     alone = sorted(r for ranks in said.values() if ranks is not most for r in ranks)
     detail = "; ".join(f"{state} on {_names(ranks)}" for state, ranks in said.items())
     raise VerificationError(
-        f"ranks have diverged: {_names(alone)} differ(s) from {_names(most)} in what was agreed on ({detail}). Nothing was "
+        f"ranks have diverged: {_names(alone)} and {_names(most)} differ in what was agreed on ({detail}). Nothing was "
         "summed. Load one checkpoint on all ranks (and agree(head) on each), or start from empty heads."
     )
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, FileSource, Item, as_source
-from torchlssvm.corrections.pending_events import EventOutcome
+from torchlssvm.corrections.waiting_events import EventOutcome, EventStatus
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
@@ -29,6 +30,7 @@ from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
+from torchlssvm.wording import counted
 
 log = logging.getLogger("torchlssvm.lightning")
 
@@ -40,7 +42,7 @@ class CorrectionReport:
     applied: int
     repeated: int
     refused: int
-    held: int
+    waiting: int
     samples: int
     accuracy_before: float | None
     accuracy_after: float | None
@@ -57,7 +59,7 @@ class DataCorrection(Callback):
     An event waits while an ``LSSVMModule`` has not learned its samples. When a batch brings the sample, the batch is learned
     and the event is applied as one change (:mod:`torchlssvm.corrections.corrector`). The result therefore does not depend on
     when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait when the run ends
-    are printed and stay pending for the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused
+    are printed and wait for the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused
     events.
 
     With a store (``store``, or the store of an ``LSSVMModule``), Remove and Relabel name samples by id or subject. Without a
@@ -183,16 +185,18 @@ class DataCorrection(Callback):
         """Apply the events that arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # until the end of the file, which may hold more events than one look reads
-        counted = ("applied", "samples", "repeated", "held", "refused")
-        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in counted}
+        names = ("applied", "samples", "repeated", "waiting", "refused")
+        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in names}
         self._told = len(self.reports)
         if any(totals.values()):
-            totals["held at first"] = totals.pop("held")  # those whose samples have arrived since are among the applied
+            totals["waiting at first"] = totals.pop(
+                "waiting"
+            )  # those whose samples have arrived since are among the applied
             done = ", ".join(f"{n} {words}" for words, n in totals.items() if n or words == "applied")
             pl_module.print(f"torchlssvm: corrections of {self.name}: {done}")
         if self.refused and self.dead_letters is not None:
             pl_module.print(
-                f"torchlssvm: {self.refused} event(s) could not be applied: {self.dead_letters.path} has them, with the reasons"
+                f"torchlssvm: {counted(self.refused, 'event')} not applied: see the reasons in {self.dead_letters.path}"
             )
 
     # -- what ----------------------------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class DataCorrection(Callback):
         head = corrector.head
         items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
         news = ranks.share(corrector.store is not None and corrector.store.position != self.position)
-        waiting = final and any(not p.refused for p in corrector.pending.unanswered)
+        waiting = final and any(not p.refused for p in corrector.queue.unanswered)
         uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
         has_work = ranks.share(bool(waiting or corrector.answered or uncertified))
         if not items and not (self.follows and news) and not has_work:
@@ -242,12 +246,14 @@ class DataCorrection(Callback):
         if not outcomes:
             return None
         spent = 1000 * (time.perf_counter() - start)
-        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
-        self.refused += counts["refused"]
-        changed = sum(o.samples for o in outcomes if o.status in ("applied", "watched"))
+        counts = Counter(outcome.status for outcome in outcomes)
+        self.refused += counts[EventStatus.REFUSED]
+        changed = sum(o.samples for o in outcomes if o.status in (EventStatus.APPLIED, EventStatus.WATCHED))
         report = CorrectionReport(
-            **counts, samples=changed, accuracy_before=before, accuracy_after=self._accuracy(head), milliseconds=spent
-        )
+            applied=counts[EventStatus.APPLIED], repeated=counts[EventStatus.REPEATED], refused=counts[EventStatus.REFUSED],
+            waiting=counts[EventStatus.WAITING], samples=changed, accuracy_before=before,
+            accuracy_after=self._accuracy(head), milliseconds=spent,
+        )  # fmt: skip
         log_metrics(trainer, {f"corrections/{k}": float(v) for k, v in asdict(report).items() if v is not None})
         self.reports.append(report)
         return report
@@ -273,16 +279,16 @@ class DataCorrection(Callback):
                 self.source.seek((store.note(self.state_key) or {}).get("cursor", 0))
             return outcomes
         told = [
-            (item, EventOutcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
+            (item, EventOutcome("", "", 0, EventStatus.REFUSED, item.reason) if item.event is None else next(results))
             for item in items
         ]
         if final:
-            corrector.apply_pending(final=True)
+            corrector.apply_waiting(final=True)
         for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
-            if outcome.status == "refused" and self.dead_letters is not None:
+            if outcome.status is EventStatus.REFUSED and self.dead_letters is not None:
                 self.dead_letters.write(item, outcome.reason)
-            if outcome.status == "refused" and item.event is not None:
+            if outcome.status is EventStatus.REFUSED and item.event is not None:
                 corrector.give_up(item.event)
         if store is not None:
             self._note_repeated(store, outcomes)
@@ -290,7 +296,7 @@ class DataCorrection(Callback):
                 store.set_note(self.state_key, self._place())
             self.position = store.position
             self._certify(store)
-        refused = next((o for o in outcomes if o.status == "refused"), None)
+        refused = next((o for o in outcomes if o.status is EventStatus.REFUSED), None)
         if refused is not None and self.on_error == "raise":
             raise TorchLSSVMError(f"event {refused.event_id!r} cannot be applied: {refused.reason}")
         return outcomes
@@ -314,7 +320,7 @@ class DataCorrection(Callback):
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
         """Note repeated removals for a certificate unless they have one, because the first run may have had no folder."""
-        again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
+        again = [o.event_id for o in outcomes if o.status is EventStatus.REPEATED and o.kind == "remove"]
         if self.certificates is None or not again:
             return
         done = {e for path in self.certificates.glob("*.json") for e in certified_events(path)}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
+from torchlssvm.files import replacement
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
@@ -25,9 +26,6 @@ from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
-
-HeldSamples = tuple[list[str], Tensor, Tensor]
-"""(ids, x (n, J), y (n,)) of the samples held."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class LabelAudit(Callback):
         action: str = "relabel",
         every: int = 1,
         head: str = "head",
-        samples: Callable[[], HeldSamples] | None = None,
+        samples: Callable[[], tuple[list[str], Tensor, Tensor]] | None = None,
     ):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
@@ -136,7 +134,7 @@ class LabelAudit(Callback):
         pl_module.print(f"torchlssvm: {len(self.suspects)} labels look wrong, the worst first in {self.path}")
         return self.suspects
 
-    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> HeldSamples:
+    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor]:
         """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
             return self.samples()
@@ -162,9 +160,8 @@ class LabelAudit(Callback):
             lines.append(f"# {json.dumps(s.id)}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}")
             lines.append(json.dumps(to_primitives(event)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
+        with replacement(self.path) as new:
+            new.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:

@@ -101,7 +101,7 @@ class Learner:
             if store is not None and run is not None:
                 resume_run(store, run)
             if not self.shared_out:
-                self.corrector.apply_pending()
+                self.corrector.apply_waiting()
             if store is not None and may_have_forgotten(store):
                 listed = "" if store.suppression.path is None else ", except for those erased on request"
                 log.warning(
@@ -189,22 +189,22 @@ class Learner:
             self.named.hashes = {name: value for held, *_ in states for name, value in held.items()}
             self.named.complete = all(complete for _, complete, _ in states)
             self.seen.hashes = set().union(*(hashes for *_, hashes in states))
-            if ranks.share(len(self.corrector.pending)):
-                change_on_first(self.corrector, self.corrector.apply_pending, stored=False)
+            if ranks.share(len(self.corrector.queue)):
+                change_on_first(self.corrector, self.corrector.apply_waiting, stored=False)
 
     def end_pass(self) -> None:
         """Apply the events that waited for the end of the epoch, if one rank applies them alone."""
         if not self.shared_out:
-            ranks.on_first(lambda: self.corrector.apply_pending(final=True))
+            ranks.on_first(lambda: self.corrector.apply_waiting(final=True))
 
     def unanswered(self, over: bool) -> list[str]:
         """Describe the events that still wait, on all ranks; ``over``: the run has ended, and no event stays on watch."""
 
         def work() -> list[str]:
-            pending = self.corrector.pending
+            queue = self.corrector.queue
             if over:
-                pending.end_run()
-            return [str(p) for p in pending.unanswered]
+                queue.end_run()
+            return [str(p) for p in queue.unanswered]
 
         return ranks.on_first(work)
 

@@ -22,6 +22,7 @@ from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, first_samples, unpack, unpack_inputs
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.sample_adapter import SampleAdapter
+from torchlssvm.wording import counted
 
 
 class Anchor(nn.Module):
@@ -92,7 +93,7 @@ class LSSVMModule(LightningModule):
         suppression_key: the key of the suppression list, which is never saved. The default is the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``.
         erased: what to do with samples that were erased on request: ``"skip"`` them and print their number at the end, or
-            ``"refuse"`` the batch.
+            ``"refuse"`` the batch. A store refuses by default; a run skips, because its data set may still have the samples.
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -219,7 +220,7 @@ class LSSVMModule(LightningModule):
         if skipped:
             self._warn_once(
                 "seen",
-                f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice",
+                f"not counted twice: {counted(skipped, 'sample')} of this batch, with ids that were offered before",
             )
         return loss
 
@@ -272,10 +273,10 @@ class LSSVMModule(LightningModule):
         self.unanswered = len(waiting)
         corrector = self.learner.corrector
         if corrector.suppressed:
-            self.print(f"torchlssvm: {len(corrector.suppressed)} sample(s) were left out: they were erased on request")
+            self.print(f"torchlssvm: {counted(len(corrector.suppressed), 'sample')} left out, erased on request")
         if corrector.unusable:
             self.print(
-                f"torchlssvm: {len(corrector.unusable)} sample(s) to be removed were left out: they cannot be learned"
+                f"torchlssvm: {counted(len(corrector.unusable), 'sample')} left out, to be removed: they cannot be learned"
             )
         if waiting:
             self.print(unanswered_text(waiting, self.hparams["store"]))
@@ -336,7 +337,9 @@ class LSSVMModule(LightningModule):
             targets = targets_of(self.head)
             found, repeated = summarize(parts, self.hparams["num_classes"], targets)
             if repeated and not ranks.are_several():
-                self._warn_once("repeated", f"{repeated} sample(s) to be judged repeat an id: each is counted once")
+                self._warn_once(
+                    "repeated", f"{counted(repeated, 'sample')} to be judged with a repeated id: each is counted once"
+                )
             end = f"/dataloader_idx_{index}" if loaders > 1 else ""
             # All ranks log the same values, whose mean Lightning takes.
             for name, value in found.items():
@@ -411,8 +414,8 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
     text = (
-        f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
-        f"for its next run; one that can never be answered is dropped by {drop}"
+        f"torchlssvm: not answered, because samples have not arrived: {counted(len(waiting), 'event')}, kept in {kept} for "
+        f"the next run. Drop an event that can never be answered with {drop}"
     )
     shown = waiting[:10] + ([f"and {len(waiting) - 10} more"] if len(waiting) > 10 else [])  # fits on a screen
     return "\n  ".join([text, *shown])

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.files import replacement
 from torchlssvm.lightning import ranks
 from torchlssvm.linear.labelled_batches import check_names
 from torchlssvm.linear.linear_head import targets_of
@@ -67,8 +68,7 @@ class PredictionFile(Callback):
 
         def write() -> None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_name(self.path.name + ".new")
-            with open(beside, "w", newline="", encoding="utf-8") as file:
+            with replacement(self.path) as new, new.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)
                 classes = len(rows[0][3]) if rows else 0
                 table.writerow(["sample", "predicted", *(f"score_{k}" for k in range(classes))])
@@ -77,7 +77,6 @@ class PredictionFile(Callback):
                     if targets == "multilabel":
                         best = " ".join(str(k) for k, score in enumerate(scores) if score > 0)
                     table.writerow([number if name is None else name, best, *(repr(s) for s in scores)])
-            os.replace(beside, self.path)
 
         ranks.on_first(write)
         pl_module.print(f"torchlssvm: {len(rows)} predictions are in {self.path}")

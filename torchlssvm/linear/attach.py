@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import os
@@ -22,6 +21,7 @@ from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_lay
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
+from torchlssvm.files import replacement
 from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
@@ -115,9 +115,9 @@ def attach(
         deterministic: True computes features one image at a time; a number uses batches of that size, after a trial. The
             features of an image then do not depend on its batch, and it can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is created or opened. The store keeps the features
-            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. An existing store
-            determines the head: its ``rho`` and ``class_weight`` are used unless you give them here, and all other options must
-            be equal.
+            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The options of an existing
+            store are used unless you give them here. You may give another ``rho``, ``class_weight`` or ``rule``; any other
+            option that differs is refused.
         classes: names of the classes, in the order of the labels. A store keeps the names. See ``predict(images, names=True)``.
         head_options: options of the new head, which is created on the device of the model, e.g. ``targets="multilabel"`` for
             several labels for each image, or ``targets="regression"`` for numbers. ``rho`` is ``"gcv"`` unless given
@@ -160,6 +160,10 @@ def attach(
     # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
     given = None if isinstance(head, nn.Module) else set(head_options)
     names = _class_names(classes, num_classes)
+    if not isinstance(head, nn.Module):
+        from torchlssvm.store.attached_samples import stored_options  # imported only if there is a store
+
+        head, head_options = stored_options(store, head, head_options)
     copied = copy.deepcopy(model)
     trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options)
     trial.source = source
@@ -834,7 +838,7 @@ class AttachedClassifier(nn.Module):
         self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: Any = None,
         receipt: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Remove samples. Pass ``subject`` or ``ids`` with a store, which returns a receipt; otherwise the samples as added.
+        """Remove samples. Pass ``subject`` or ``ids`` with a store (returns an EventResult); otherwise samples as added.
 
         Args:
             images: (B, ...), without a store. Their features must equal those that were added, bit for bit.
@@ -984,14 +988,8 @@ class AttachedClassifier(nn.Module):
             "network": self.network_options.saved(),
             "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
         }
-        beside = f"{os.fspath(path)}.new"
-        try:
-            torch.save(saved, beside)
-            os.replace(beside, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(beside)
-            raise
+        with replacement(path) as new, new.open("wb") as file:
+            torch.save(saved, file)
         if self.samples is not None:
             self.samples.store.register_checkpoint(path, position)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.corrections.pending_events import PendingEvents
+from torchlssvm.corrections.waiting_events import WaitingEvents
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
@@ -163,10 +163,10 @@ def waiting_work(store: SampleStore) -> list[str]:
     older = store.certificates.checkpoints_before(last)
     if older:
         out.append(f"{counted(len(older), 'file')} from before the last erasure outside the store: {listed(older)}.")
-    pending = len(list(PendingEvents(store)))
-    if pending:
+    waiting = len(WaitingEvents(store))
+    if waiting:
         out.append(
-            f"{counted(pending, 'correction')} waiting for samples that have not arrived: see torchlssvm pending."
+            f"{counted(waiting, 'correction')} waiting for samples that have not arrived: see torchlssvm waiting."
         )
     if store.suppression.path is None and last:
         out.append("Erased samples could be added again: use a suppression list (torchlssvm suppression).")

@@ -114,8 +114,7 @@ def erasure_tiles(found: Findings) -> list[tuple[str, str]]:
 
 def tile(number: int, noun: str, more: str) -> tuple[str, str]:
     """A number, and its noun with a remark."""
-    figure, _, noun = counted(number, noun).partition(" ")
-    return figure, f"{noun}, {more}"
+    return f"{number:,}", f"{noun}{'' if number == 1 else 's'}, {more}"
 
 
 def classifier_tiles(found: Findings) -> list[tuple[str, str]]:

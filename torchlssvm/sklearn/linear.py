@@ -388,6 +388,9 @@ class LSSVMClassifier(LinearClassifier):
     and ``predict`` returns such an array. This does not support ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and
     ``calibration="temperature"``.
 
+    **Other defaults than** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and ``rule`` are
+    ``"auto"`` here, and ``selection`` can be exact leave-one-out. A head gets its samples bit by bit and keeps sums only.
+
     Args:
         rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
             chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +15,9 @@ from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.features.description import describe_network
 from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
-from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
+from torchlssvm.linear.checkpoint import arguments
+from torchlssvm.linear.kinds import HEAD_KINDS
+from torchlssvm.store.database import DATABASE_FILE, NETWORK_NOTE, SETTINGS_NOTE, Database
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
@@ -112,3 +116,21 @@ class AttachedSamples:
     def relabel(self, ids: Any, y: Any) -> EventResult:
         """Change the labels of samples to y (B,)."""
         return self.store.apply(Relabel(ids=name_list(ids, "an id"), y=y))
+
+
+def stored_options(store: Any, kind: str | None, given: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the kind and the options of a new head for a store: as given, otherwise as in an existing store.
+
+    Options that can be set later (``SETTABLE_OPTIONS``) are not among them: :class:`AttachedSamples` takes them from the store.
+    """
+    file = Path(store) / DATABASE_FILE if isinstance(store, str | os.PathLike) else None
+    if file is None or not file.exists():
+        return kind, given
+    with closing(Database(file, create=False, readonly=True)) as database:
+        config = database.get("head", None)
+    stored = next((name for name, made in HEAD_KINDS.items() if config and made.__name__ == config["type"]), None)
+    if stored is None or kind not in (None, stored):
+        return kind, given
+    own = ("type", "in_features", "num_classes", *SETTABLE_OPTIONS)
+    options = {name: value for name, value in arguments(config).items() if name not in own}
+    return stored, options | given

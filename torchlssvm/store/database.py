@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,9 @@ TEXTS = {"type": "array", "items": {"type": "string"}}
 RECORDS: dict[str, dict[str, Any]] = {
     "state": fields(position="integer", digest=OPTIONAL_TEXT, samples="integer", chain=HEX),
     "head": fields(type="string"),
-    "rows": fields(features="integer", targets="integer", grid=["array", "null"], target_grid=["array", "null"]),
+    "rows": fields(
+        features="integer", targets="integer", plain="boolean", grid=["array", "null"], target_grid=["array", "null"]
+    ),
     "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
     "suppression": fields(path="string", list="string", head=HEX, clean="string"),
     "compacted": {"type": "integer"},
@@ -134,6 +136,28 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     The checksum detects flipped bits. Deliberate changes are detected by the digest, the commitments and the hash chain.
     """
     return zlib.crc32(blob, zlib.crc32(ascii(values).encode()))
+
+
+def rows_in(query: Callable[[str, Sequence[Any]], Iterable[Any]], sql: str, wanted: Sequence[Any]) -> Iterator[Any]:
+    """Yield the rows of a query that ends with the name of a column, where this column has one of the wanted values."""
+    for start in range(0, len(wanted), VARIABLES_PER_QUERY):
+        part = wanted[start : start + VARIABLES_PER_QUERY]
+        yield from query(f"{sql} IN ({','.join('?' * len(part))})", part)
+
+
+def holds_store(folder: Path) -> bool:
+    """True if a folder contains the file of a store, readable or not."""
+    return os.path.lexists(folder / DATABASE_FILE)
+
+
+def refuse_in_store(path: Path) -> None:
+    """Raise ValueError if a path is inside a store. Keys, lists, receipts and exports there would be copied with the store."""
+    place = path.resolve()
+    folder = next((folder for folder in (place, *place.parents) if holds_store(folder)), None)
+    if folder is not None:
+        raise ValueError(
+            f"{path} is inside the store {folder}, which must contain no other files: choose another folder"
+        )
 
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:

@@ -22,7 +22,7 @@ from torchlssvm.linear import LinearHead
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.kinds import HEAD_TYPES
-from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
+from torchlssvm.sample_adapter import Names, SampleAdapter
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store.sample_table import Codec, StoredRows
@@ -156,7 +156,7 @@ class LinearAdapter(SampleAdapter):
         """True if the head was changed since :meth:`note` by anything other than the store."""
         return self.head._state_version != self.seen[0] and self.signature() != self.seen[1]
 
-    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
+    def exchange(self, added: tuple[Any, ...] | None, removed: tuple[Any, ...] | None) -> None:
         """Add samples and remove others as one change. The store guarantees that the head holds the samples to remove."""
         device = self.head.device
         new, old = (

@@ -24,17 +24,14 @@ from typing import Any
 
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
-from torchlssvm.events import NAMELESS_ID
+from torchlssvm.events import EVENT_CLASSES, NAMELESS_ID
 from torchlssvm.store.database import Database
 
 CHAIN_START = bytes(32)
 """Hash before the first entry: 32 zero bytes."""
 
-SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
-"""Change of the number of samples held for each sample of an event; other kinds change none."""
-
-ERASING_KINDS = ("remove", "relabel", "replace")
-CHANGING_KINDS = ("add", *ERASING_KINDS, "classes")
+ERASING_KINDS = [kind for kind, event in EVENT_CLASSES.items() if event.erases]
+CHANGING_KINDS = [*EVENT_CLASSES, "classes"]
 """Kinds of entries that change samples, or the classes they belong to; others note something, such as a request."""
 
 
@@ -172,7 +169,8 @@ class Journal:
         for event_id, kind, samples in events:
             state["position"] += 1
             mac = self.commit(digest, state["position"]) if event_id == events[-1][0] else None
-            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * len(samples)
+            if kind in EVENT_CLASSES:
+                state["samples"] += EVENT_CLASSES[kind].growth * len(samples)
             name, together = self.recorded_id(event_id), b"".join(sorted(samples))
             entry = Entry(state["position"], name, kind, now(), len(samples), together, mac, b"")
             entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))

@@ -36,6 +36,7 @@ from torchlssvm.events import (
     check_text,
     new_event_id,
 )
+from torchlssvm.files import sync_folder
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
@@ -48,15 +49,15 @@ from torchlssvm.linear.labelled_batches import class_numbers
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
-from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database
+from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database, refuse_in_store
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression, refuse_in_store
+from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
-from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
+from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness
 from torchlssvm.store.transaction import EventResult, Transaction
 from torchlssvm.wording import counted, listed
 
@@ -117,6 +118,7 @@ class SampleStore:
         suppression_key: the key of the list, as 32 bytes, 64 hex digits or a file. The default is the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``. Without the key, a store with a list refuses to add and remove samples.
         erased: how to treat an Add with samples that were erased on request: "refuse" the whole event, or "skip" these samples.
+            An ``LSSVMModule`` skips by default, because its data set may still have them.
 
     >>> import tempfile, torch
     >>> from torchlssvm import LSSVMHead, FixedPoint
@@ -124,7 +126,7 @@ class SampleStore:
     >>> folder = tempfile.mkdtemp()
     >>> store = SampleStore(folder, head=LSSVMHead(8, 2, grid=FixedPoint(8.0)))
     >>> x, y = torch.randn(6, 8), torch.tensor([0, 1, 0, 1, 0, 1])
-    >>> receipt = store.apply(Add(ids=list("abcdef"), x=x, y=y, subject=["u1", "u1", "u2", "u2", "u2", "u3"]))
+    >>> done = store.apply(Add(ids=list("abcdef"), x=x, y=y, subject=["u1", "u1", "u2", "u2", "u2", "u3"]))
     >>> store.apply(Remove(subject="u2")).samples
     3
     >>> never = LSSVMHead(8, 2, grid=FixedPoint(8.0)).add(x[[0, 1, 5]], y[[0, 1, 5]])
@@ -442,7 +444,7 @@ class SampleStore:
         """Store a JSON value of your own under a name. None deletes it.
 
         Do not store personal data in notes. The only exception is an event that waits for its samples
-        (``corrections.pending_events``).
+        (``corrections.waiting_events``).
         """
         self.update_note(name, lambda _: value)
 

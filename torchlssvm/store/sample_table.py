@@ -27,7 +27,7 @@ from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, checksum
+from torchlssvm.store.database import DATABASE_FILE, Database, checksum, rows_in
 from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
@@ -205,7 +205,7 @@ class SampleTable:
         if codec == self.codec and self._form[0] is not None:
             return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
-        record = {"features": codec.J, "targets": codec.K} | grids | ({"plain": True} if codec.plain else {})
+        record = {"features": codec.J, "targets": codec.K, "plain": codec.plain} | grids
         self.db.put("rows", record)
         self._form = record, codec
 
@@ -218,8 +218,7 @@ class SampleTable:
             grid, target_grid = (grid_from_json(found[name]) for name in ("grid", "target_grid"))
         except (IndexError, OverflowError, TypeError, ValueError) as error:
             raise self.db.damaged(f"the grid of its rows cannot be read: {error}") from None
-        plain = bool(found.get("plain", False))
-        self._form = found, Codec(found["features"], found["targets"], grid, target_grid, plain)
+        self._form = found, Codec(found["features"], found["targets"], grid, target_grid, found["plain"])
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
@@ -233,12 +232,7 @@ class SampleTable:
 
     def _select(self, columns: str, key: str, wanted: Sequence[Any]) -> Rows:
         """The rows whose column ``key`` has one of the wanted values, in any order."""
-        found: Rows = []
-        for start in range(0, len(wanted), VARIABLES_PER_QUERY):
-            part = wanted[start : start + VARIABLES_PER_QUERY]
-            marks = ",".join("?" * len(part))
-            found += self.db.all(f"SELECT {columns} FROM samples WHERE {key} IN ({marks})", part)
-        return found
+        return list(rows_in(self.db.all, f"SELECT {columns} FROM samples WHERE {key}", wanted))
 
     def _raw(self, seqs: Sequence[int], subject: str | None = None) -> Rows:
         """Read and check the columns of rows by number. If a subject is given, all rows must belong to it."""

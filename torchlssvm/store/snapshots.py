@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from torchlssvm.canonical_json import loads
+from torchlssvm.files import replacement, sync_folder
 from torchlssvm.store.database import checksum
 from torchlssvm.store.journal import CHAIN_START
 from torchlssvm.untrusted import load_tensors, read_regular
@@ -38,37 +38,6 @@ UNTIL_COMPACTION = ".until-compaction"
 """Suffix of files in the store's folder that may contain data about erased samples. Compaction removes them."""
 
 
-def sync_folder(path: Path) -> None:
-    """Make a new or removed name in a folder durable."""
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def write_durably(path: Path, data: bytes, sync: bool = True) -> None:
-    """Replace a file atomically: readers see either the old content or the new content, never a part.
-
-    With ``sync=False`` the file may be incomplete after a power failure. Use this only for files that are checked when they are
-    read.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # if the disk is full, its space is needed
-        raise
-    if sync:
-        sync_folder(path.parent)
-
-
 class Snapshots:
     """The snapshot files of a store's folder, one for each journal position."""
 
@@ -77,11 +46,11 @@ class Snapshots:
 
     def paths(self) -> list[Path]:
         """All snapshot files, oldest first, including those that a crash left half-written."""
-        return sorted([*self.folder.glob(f"*{SNAPSHOT_SUFFIX}"), *self.folder.glob(f"*{SNAPSHOT_SUFFIX}.tmp")])
+        return sorted([*self.folder.glob(f"*{SNAPSHOT_SUFFIX}"), *self.folder.glob(f"*{SNAPSHOT_SUFFIX}.*.tmp")])
 
     def position(self, path: Path) -> int:
         """The journal position at which a snapshot was taken; -1 if the name is not that of a snapshot."""
-        stem = path.name.removesuffix(".tmp").removesuffix(SNAPSHOT_SUFFIX)
+        stem = path.name.partition(SNAPSHOT_SUFFIX)[0]
         return int(stem) if stem.isdecimal() else -1
 
     def names_before(self, position: int) -> list[str]:
@@ -94,7 +63,8 @@ class Snapshots:
         head = {"format": SNAPSHOT_FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
         torch.save(head | {"statistics": state}, buffer)
         path = self.folder / f"{position:012d}{SNAPSHOT_SUFFIX}"
-        write_durably(path, buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest(), sync=False)
+        with replacement(path, sync=False) as new:
+            new.write_bytes(buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest())
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:
@@ -151,7 +121,8 @@ class Witness:
 
     def create(self) -> None:
         """Write the witness of a new store durably. The file keeps its size from then on."""
-        write_durably(self.path, self._encode(0, CHAIN_START))
+        with replacement(self.path) as new:
+            new.write_bytes(self._encode(0, CHAIN_START))
 
     def write(self, position: int, chain: bytes) -> None:
         """Overwrite the witness in place, which takes microseconds. The file is not synced, because the log is."""

@@ -66,8 +66,13 @@ class Calibration:
 
     def describe(self) -> dict[str, Any]:
         """All but the numbers, as primitives."""
-        more = {name: True for name in ("grouped", "by_label") if getattr(self, name)}
-        return {"method": self.method, "sizes": list(self.sizes), "samples": self.samples, **more}
+        return {
+            "method": self.method,
+            "sizes": list(self.sizes),
+            "samples": self.samples,
+            "grouped": self.grouped,
+            "by_label": self.by_label,
+        }
 
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
@@ -76,8 +81,12 @@ class Calibration:
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):
             raise ValueError(f"the calibration has shape {tuple(values.shape)}, not ({sum(sizes)},)")
-        more = {name: bool(description.get(name, False)) for name in ("grouped", "by_label")}
-        return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]), **more)
+        samples, grouped, by_label = (
+            int(description["samples"]),
+            bool(description["grouped"]),
+            bool(description["by_label"]),
+        )
+        return cls(description["method"], values.to(torch.float64), sizes, samples, grouped, by_label)
 
 
 def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibration:

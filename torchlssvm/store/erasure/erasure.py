@@ -16,8 +16,8 @@ from torchlssvm.audit.checks import Check, Outcome, checking
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
 from torchlssvm.events import Remove, check_text
+from torchlssvm.store.database import refuse_in_store
 from torchlssvm.store.erasure.requests import name_list
-from torchlssvm.store.erasure.suppression import refuse_in_store
 from torchlssvm.store.journal import commitments
 from torchlssvm.store.transaction import EventResult
 from torchlssvm.wording import counted

@@ -29,10 +29,10 @@ from typing import Any
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
 from torchlssvm.events import Add
+from torchlssvm.files import replacement
 from torchlssvm.functional.checks import one_of
-from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, Database, store_error
+from torchlssvm.store.database import Database, refuse_in_store, rows_in, store_error
 from torchlssvm.store.sample_table import SampleTable
-from torchlssvm.store.snapshots import sync_folder
 from torchlssvm.untrusted import check_regular, read_regular
 
 KEY_VARIABLE = "TORCHLSSVM_SUPPRESSION_KEY"
@@ -82,16 +82,6 @@ def suppression_key(given: Any = None) -> bytes | None:
     return bytes.fromhex(digits)
 
 
-def refuse_in_store(path: Path) -> None:
-    """Raise ValueError if a path is inside a store. Keys, lists and receipts there would be copied with the store."""
-    place = path.resolve()
-    for folder in place.parents:
-        if os.path.lexists(folder / DATABASE_FILE):
-            raise ValueError(
-                f"{path} is inside the store {folder}: keys, suppression lists and receipts are kept elsewhere"
-            )
-
-
 class SuppressionList:
     """The entries of one file, read and written with the controller's key. The file is closed between two calls.
 
@@ -127,21 +117,16 @@ class SuppressionList:
         refuse_in_store(place)
         if os.path.lexists(place):
             raise StoreError(f"{place} is there already: a suppression list is never overwritten")
-        temporary = place.with_name(place.name + ".tmp")
-        temporary.unlink(missing_ok=True)
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         made = cls.__new__(cls)
-        made.path, made._key = temporary, key
+        made._key = key
         values = {"format": LIST_FORMAT, "list": secrets.token_hex(16), "check": made._check_value()}
-        with made._connected(new=True) as connection:
+        with replacement(place, private=True) as made.path, made._connected(new=True) as connection:
             connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
             connection.executescript(LIST_TABLES)
             start = made._link(b"", "", [values["list"].encode()])
             rows = (values | {"head": start.hex(), "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
             connection.execute("INSERT INTO heads VALUES (?)", (start,))
-        os.replace(temporary, place)
-        sync_folder(place.parent)
         return cls(place, key)
 
     @staticmethod
@@ -209,13 +194,8 @@ class SuppressionList:
 
     def find(self, tags: Sequence[bytes]) -> set[bytes]:
         """Return the given entries that are on the list."""
-        found: set[bytes] = set()
         with self._connected() as connection:
-            for start in range(0, len(tags), VARIABLES_PER_QUERY):
-                part = tags[start : start + VARIABLES_PER_QUERY]
-                marks = ",".join("?" * len(part))
-                found.update(r[0] for r in connection.execute(f"SELECT tag FROM entries WHERE tag IN ({marks})", part))
-        return found
+            return {row[0] for row in rows_in(connection.execute, "SELECT tag FROM entries WHERE tag", tags)}
 
     def check_structure(self) -> None:
         """Raise StoreError if the file is truncated, a page is damaged, or an entry is missing or altered."""

@@ -1,4 +1,4 @@
-"""Runs with corrections at the start, during and at the end, for tests/lightning/test_lightning_pending_ddp.py."""
+"""Runs with corrections at the start, during and at the end, for tests/lightning/test_lightning_waiting_ddp.py."""
 
 from __future__ import annotations
 

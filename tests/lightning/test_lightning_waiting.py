@@ -21,7 +21,7 @@ from tests.support.lightning_events import Writer, write
 from tests.support.lightning_tools import K, indexed, loader, module, quiet, samples, truth
 from torchlssvm import Certificate, KernelLSSVM, LSSVMHead, verify
 from torchlssvm.cli import main
-from torchlssvm.corrections.pending_events import PendingEvents
+from torchlssvm.corrections.waiting_events import WaitingEvents
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, Indexed, LSSVMModule, ResumableLoader
@@ -140,7 +140,7 @@ def test_what_cannot_be_learned_and_is_to_be_removed_counts_as_arrived(tmp_path:
     m, correction = run(tmp_path, events, train=data)
     assert m.head.digest() == after(*events).digest()
     assert (correction.refused, m.unanswered) == (0, 0)
-    assert "2 sample(s) to be removed were left out" in capsys.readouterr().out
+    assert "2 samples left out, to be removed" in capsys.readouterr().out
     with pytest.raises(ValueError, match="NaN"):
         run(tmp_path / "other", events[1:2], train=data)
 
@@ -230,7 +230,7 @@ def test_a_removed_subject_is_watched_for_the_rest_of_the_run(tmp_path: Path, ba
     check_certified(tmp_path, {"whose": 13}, "whose")
     with SampleStore(tmp_path / "store") as store:
         assert store.find(subject="3") == []
-        assert not len(PendingEvents(store))  # the watch has ended with the run
+        assert not len(WaitingEvents(store))  # the watch has ended with the run
 
 
 def test_a_subject_is_relabelled_for_the_rest_of_the_run(tmp_path: Path) -> None:
@@ -261,11 +261,11 @@ def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
     write(tmp_path / "events.jsonl", events)
     assert fit(tmp_path, "--data.init_args.limit=200") == 1
     said = capsys.readouterr().out
-    assert "3 event(s) are not answered" in said
+    assert "have not arrived: 3 events," in said
     assert "torchlssvm drop store EVENT" in said
     assert all(e.event_id in said for e in events)
-    assert main(["pending", "store", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["pending"]
+    assert main(["waiting", "store", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["waiting"]
     assert [p["event_id"] for p in listed] == ["later", "never", "behind"]
     assert main(["drop", "store", "never", "nothing"]) == 1
     assert main(["drop", "store", "never"]) == 0
@@ -277,24 +277,24 @@ def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
         assert int(store.get(["train/5"]).y[0]) == 1
         expected = [store.recorded_id("behind"), store.recorded_id("later")]
         assert [e.event_id for e in store.history() if e.kind != "add"] == expected
-    assert main(["pending", "store"]) == 0
-    assert "no pending events" in capsys.readouterr().out
+    assert main(["waiting", "store"]) == 0
+    assert "no waiting events" in capsys.readouterr().out
 
 
 def test_a_refused_event_is_an_exit_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "events.jsonl").write_text("nonsense\n")
     assert fit(tmp_path) == 1
-    assert "1 event(s) could not be applied" in capsys.readouterr().out
+    assert "1 event not applied" in capsys.readouterr().out
 
 
-def test_without_a_store_pending_events_are_in_the_checkpoint(tmp_path: Path) -> None:
+def test_without_a_store_waiting_events_are_in_the_checkpoint(tmp_path: Path) -> None:
     save = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
     event = removal(60, event_id="e")
     m = module()
     quiet(tmp_path, callbacks=[DataCorrection([event]), save], enable_checkpointing=True).fit(m, loader())
     saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
-    assert [p["event"]["event_id"] for p in saved["torchlssvm"]["learner"]["corrector"]["pending"]] == ["e"]
+    assert [p["event"]["event_id"] for p in saved["torchlssvm"]["learner"]["corrector"]["waiting"]] == ["e"]
     again = module()
     quiet(tmp_path).fit(again, loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))  # and no callback
     assert again.head.digest() == m.head.digest() == after(event).digest()
@@ -435,7 +435,7 @@ def test_it_does_not_matter_when_an_event_arrives(tmp_path: Path, seed: int) -> 
             learner.open(str(tmp_path / "store"), torch.nn.Identity())
     learner.end_pass()
     assert head.digest() == after(*events).digest()
-    assert learner.corrector.pending.unanswered == [] or all(p.refused for p in learner.corrector.pending.unanswered)
+    assert learner.corrector.queue.unanswered == [] or all(p.refused for p in learner.corrector.queue.unanswered)
     learner.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.ddp_pending_worker import CASES, OTHER, X, Y
+from tests.support.ddp_waiting_worker import CASES, OTHER, X, Y
 from tests.support.lightning_ranks import results
 from tests.support.lightning_tools import K, truth
 
@@ -19,7 +19,7 @@ REMOVED = {"r0": 1, "r7": 1, "r31": 1, "r66": 1}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[int, list[dict[str, Any]]]:
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
-    return results("tests.support.ddp_pending_worker", folders)
+    return results("tests.support.ddp_waiting_worker", folders)
 
 
 def expected(stored: bool) -> tuple[str, list[str]]:

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -19,9 +20,9 @@ from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
 
-__all__ = ["EventOutcome", "PendingEvents", "WaitingEvent", "drop_pending"]
+__all__ = ["EventOutcome", "EventStatus", "WaitingEvent", "WaitingEvents", "drop_waiting"]
 
-PENDING_NOTE_PREFIX = "pending/"
+WAITING_NOTE_PREFIX = "waiting/"
 """Names of the notes begin with this."""
 
 NOTE_COUNTER = itertools.count()
@@ -31,33 +32,43 @@ Name = tuple[str, str]
 """("id", a sample's id) or ("subject", whose it is)."""
 
 
+class EventStatus(StrEnum):
+    """What became of an event."""
+
+    APPLIED = "applied"
+    REPEATED = "repeated"
+    """Its id was used before: nothing was changed."""
+    WAITING = "waiting"
+    """It names samples that have not arrived."""
+    WATCHED = "watched"
+    """It is about a subject and was applied again, to samples that arrived later."""
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True)
 class EventOutcome:
-    """Result of an event: "applied", "repeated" (its id was used before), "held" or "refused", with the reason.
-
-    The status "watched" means that an event for a subject was applied again, to samples that arrived later.
-    """
+    """Result of an event: its status, how many samples it changed and, if it was refused, the reason."""
 
     event_id: str
     kind: str
     samples: int
-    status: str
+    status: EventStatus
     reason: str = ""
 
     @classmethod
-    def of(cls, event: Event, status: str) -> EventOutcome:
+    def of(cls, event: Event, status: EventStatus) -> EventOutcome:
         """Create the outcome of an event that changed no sample."""
         return cls(event.event_id, event.kind, 0, status)
 
     @classmethod
     def refusal(cls, event: Event, error: Exception) -> EventOutcome:
         """Create the outcome of an event that cannot be applied."""
-        return cls(event.event_id, event.kind, 0, "refused", f"{type(error).__name__}: {error}")
+        return cls(event.event_id, event.kind, 0, EventStatus.REFUSED, f"{type(error).__name__}: {error}")
 
 
 def new_note() -> str:
     """Create a unique name that sorts after all earlier names. It consists of the time, a counter and a random number."""
-    return f"{PENDING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
+    return f"{WAITING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
 
 
 @dataclass(eq=False)
@@ -73,7 +84,7 @@ class WaitingEvent:
     @property
     def refused(self) -> bool:
         """True if the event was refused. It is kept only until the refusal is recorded elsewhere."""
-        return self.outcome is not None and self.outcome.status == "refused"
+        return self.outcome is not None and self.outcome.status is EventStatus.REFUSED
 
     @cached_property
     def names(self) -> frozenset[Name]:
@@ -108,24 +119,24 @@ class WaitingEvent:
         return f"{text}: applied, on watch until the run ends" if self.on_watch else text
 
 
-class PendingEvents:
+class WaitingEvents:
     """The waiting events by event id, in the order they arrived.
 
-    >>> queue = PendingEvents()
+    >>> queue = WaitingEvents()
     >>> queue.insert(WaitingEvent(Remove(ids=["a", "b"], event_id="e1")))
     >>> queue.insert(WaitingEvent(Relabel(ids=["b"], y=[1], event_id="e2")))
-    >>> [str(pending) for pending in queue]
+    >>> [str(waiting) for waiting in queue]
     ["remove e1 (ids 'a', 'b')", "relabel e2 (ids 'b')"]
     """
 
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self._events: dict[str, WaitingEvent] = {}
-        for note, saved in ({} if store is None else store.notes(PENDING_NOTE_PREFIX)).items():
+        for note, saved in ({} if store is None else store.notes(WAITING_NOTE_PREFIX)).items():
             try:
                 self.insert(WaitingEvent(from_primitives(saved["event"]), saved["on_watch"], note))
             except (ValueError, KeyError, TypeError) as error:
-                raise StoreError(f"a pending event of {store and store.path} cannot be read: {error}") from None
+                raise StoreError(f"a waiting event of {store and store.path} cannot be read: {error}") from None
 
     def __len__(self) -> int:
         return len(self._events)
@@ -144,19 +155,19 @@ class PendingEvents:
         """Events that were never applied."""
         return [p for p in self if not p.on_watch]
 
-    def insert(self, pending: WaitingEvent) -> None:
+    def insert(self, waiting: WaitingEvent) -> None:
         """Append an event to the queue. An event that is already in the queue keeps its place."""
-        self._events.setdefault(pending.event.event_id, pending)
+        self._events.setdefault(waiting.event.event_id, waiting)
 
-    def remove(self, pending: WaitingEvent) -> None:
+    def remove(self, waiting: WaitingEvent) -> None:
         """Remove an event from the queue. Its note in the store is not deleted."""
-        self._events.pop(pending.event.event_id, None)
+        self._events.pop(waiting.event.event_id, None)
 
-    def was_dropped(self, pending: WaitingEvent) -> bool:
+    def was_dropped(self, waiting: WaitingEvent) -> bool:
         """True if another process has dropped an event of the queue. The event is then removed from the queue."""
-        if pending.event.event_id not in self or self.store is None or self.store.note(pending.note) is not None:
+        if waiting.event.event_id not in self or self.store is None or self.store.note(waiting.note) is not None:
             return False
-        self.remove(pending)
+        self.remove(waiting)
         return True
 
     def removes(self, sample_id: str, subject: str | None) -> bool:
@@ -169,8 +180,8 @@ class PendingEvents:
         ended = [p for p in self if p.on_watch]
         if self.store is not None and ended:
             self.store.apply([], notes=dict.fromkeys(p.note for p in ended))
-        for pending in ended:
-            self.remove(pending)
+        for waiting in ended:
+            self.remove(waiting)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All events as primitives, in their order."""
@@ -183,12 +194,12 @@ class PendingEvents:
             self.insert(WaitingEvent(from_primitives(saved["event"]), saved["on_watch"]))
 
 
-def drop_pending(store: SampleStore, event_ids: Sequence[str]) -> list[WaitingEvent]:
+def drop_waiting(store: SampleStore, event_ids: Sequence[str]) -> list[WaitingEvent]:
     """Drop waiting or watching events of a store; return them. Raises ValueError if one is not in the queue."""
-    pending = PendingEvents(store)
-    unknown = next((e for e in event_ids if e not in pending), None)
+    queue = WaitingEvents(store)
+    unknown = next((e for e in event_ids if e not in queue), None)
     if unknown is not None:
-        raise ValueError(f"no event {unknown!r} is pending in {store.path}. Nothing was dropped.")
-    dropped = [pending[e] for e in dict.fromkeys(event_ids)]
+        raise ValueError(f"no event {unknown!r} is waiting in {store.path}. Nothing was dropped.")
+    dropped = [queue[e] for e in dict.fromkeys(event_ids)]
     store.apply([], notes=dict.fromkeys(p.note for p in dropped))
     return dropped

@@ -1,0 +1,46 @@
+"""Write files so that readers see either the old content or the new content, never a part."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sync_folder(path: Path) -> None:
+    """Make a new or removed name in a folder durable."""
+    if os.name == "posix":
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def replacement(path: str | os.PathLike[str], *, private: bool = False, sync: bool = True) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces ``path`` when the context ends. After an error it is removed instead.
+
+    Args:
+        path: the file, which need not exist.
+        private: create the new file so that only its owner can read it.
+        sync: the file is on the disk when the context has ended. With False it may be incomplete after a power failure: use
+            this only for files that are checked when they are read.
+    """
+    target = Path(path)
+    new = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        if private:
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        yield new
+        if sync:
+            with open(new, "r+b") as file:
+                os.fsync(file.fileno())
+        new.replace(target)
+    except BaseException:
+        new.unlink(missing_ok=True)  # no incomplete file stays, and a full disk needs its space
+        raise
+    if sync:
+        sync_folder(target.absolute().parent)
