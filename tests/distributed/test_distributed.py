@@ -644,7 +644,7 @@ def test_few_samples_are_not_sent(result):
     assert all(r == result[0] for r in result)
     kind, text, kept, n = result[0]
     assert (kind, kept, n) == ("ValueError", True, 94)
-    assert "on rank 0: the changes to be sent have a class with the sums of perhaps only 1 sample(s)" in text
+    assert "on rank 0: the changes to be sent have a class with the sums of perhaps only 1 sample" in text
 
 
 def test_added_twice(result):

@@ -67,7 +67,7 @@ def test_what_is_not_held_is_refused_at_once(wrong: str, options: dict[str, Any]
 def test_the_message_names_the_row_and_the_label() -> None:
     with pytest.raises(RemovalError, match=r"row 2 is not held with label 0 \(it is held with label 2\).*SampleStore"):
         head().add(X, Y).remove(X[:3], torch.tensor([0, 1, 0]))
-    with pytest.raises(RemovalError, match=r"row 0 is held 1 time\(s\), and was to be removed 3 time\(s\)"):
+    with pytest.raises(RemovalError, match=r"row 0 is held 1 time, and was to be removed 3 times"):
         head().add(X, Y).remove(X[:1], Y[:1], weight=[3])
 
 

@@ -1,4 +1,4 @@
-"""Functions that recognise a sample: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
+"""Functions that recognise a sample: keyed hashes of rows on a grid, keyed hashes of ids, and the fold of an id.
 
 Someone who has the key can recognise a row. Without the key, nobody can test whether a guessed row is the right one.
 
@@ -9,8 +9,8 @@ rows. The products are exact in float64. An entry of q is at most 2^26 in magnit
 covers at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are split into blocks, whose products are added
 as int64.
 
-**Fingerprints.** Words identify rows in memory only, because a reader who knows as many rows as there are columns could compute
-the vectors from the words. Files and messages contain fingerprints instead: hashes, under the key, of the words together with
+**Row hashes.** Words identify rows in memory only, because a reader who knows as many rows as there are columns could compute
+the vectors from the words. Files and messages contain row hashes instead: hashes, under the key, of the words together with
 the row's label and fold.
 """
 
@@ -35,7 +35,7 @@ KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
 
 FINGERPRINT_BYTES = 16
-"""Bytes of a fingerprint. With 128 bits, two of 2^30 rows share a fingerprint with a probability below 2^-67."""
+"""Bytes of a row hash. With 128 bits, two of 2^30 rows share a row hash with a probability below 2^-67."""
 
 
 _process_key = os.urandom(KEY_BYTES)

@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
+from torchlssvm.wording import counted
 
 
 @dataclass
@@ -247,7 +248,8 @@ class GridRows:
     def _refusal(self, row: NDArray[np.int32], label: int, index: int, held: int, wanted: int) -> RemovalError:
         if held:
             return RemovalError(
-                f"row {index} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
+                f"row {index} is held {counted(held, 'time')}, and was to be removed {counted(wanted, 'time')}. "
+                f"{REMOVAL_REMEDY}"
             )
         others = sorted({int(v) for v in self.labels.unique().tolist()} - {label})
         keys = row_keys([row] * len(others), np.array(others, np.int64), self._salt)

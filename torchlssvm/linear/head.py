@@ -90,7 +90,7 @@ class LSSVMHead(LinearHead):
             constant column) are derived from the statistics at each solve, so a removed sample no longer affects them. ``w``
             and ``b`` apply to the original features; ``C`` and ``P`` belong to the standardised ones. Every change then needs a
             new solve. Leave-one-out and influence hold the scale fixed.
-        membership: keep fingerprints of the rows held, so that each removal is checked immediately.
+        membership: keep hashes of the rows held, so that each removal is checked immediately.
         device: where the state lives.
 
     Attributes:
@@ -199,12 +199,12 @@ class LSSVMHead(LinearHead):
     def unchecked(self) -> str | None:  # type: ignore[override]
         """Why removals are not checked against the rows held; None while they are.
 
-        Without fingerprints, each removal is still tested: it is refused if no set of samples could have the remaining sums.
+        Without row hashes, each removal is still tested: it is refused if no set of samples could have the remaining sums.
         """
         return self._rows.unchecked
 
-    def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
-        """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves."""
+    def _drop_membership(self, reason: str = "its row hashes were dropped") -> Self:
+        """Forget the hashes of the rows held, e.g. where a store has the rows themselves."""
         with self._lock:
             self._rows.recorded = False
             self._rows.drop(reason)
@@ -214,7 +214,7 @@ class LSSVMHead(LinearHead):
     def _trusted_removals(self) -> Iterator[None]:
         """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
 
-        Without this guarantee and without fingerprints every removal would be tested by a solve.
+        Without this guarantee and without row hashes every removal would be tested by a solve.
         """
         with self._lock:
             before, self._vouched = self._vouched, True
@@ -461,7 +461,7 @@ class LSSVMHead(LinearHead):
     def _make_room(self, k: int) -> None:
         self.pending.add_classes(k)
         if self.targets == "multilabel" and k and not self.statistics.empty:
-            self._rows.drop("labels were added since, and the fingerprints are of rows with fewer labels")
+            self._rows.drop("labels were added since, and the row hashes are of rows with fewer labels")
         self._solver.reset()
 
     def _view(self) -> HeadView:
@@ -646,7 +646,7 @@ class LSSVMHead(LinearHead):
             if "membership" in state:
                 rows.load(tensor_to_bytes(state["membership"]))
             elif not statistics.empty:
-                rows.drop(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+                rows.drop(meta.get("unchecked") or "it was loaded from a file that has no hashes of rows")
         solver = make_solver(statistics, options, self.multiclass)
         solution = checkpoint.part(state, "solution.")
         solver.restore({k: checkpoint.moved(v, self.device) for k, v in solution.items()}, P)

@@ -181,15 +181,15 @@ class LinearHead(nn.Module):
         """A copy of b (K,), as in nn.Linear."""
         return self._solve()[1].clone()
 
-    def _drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
-        """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves; a margin head has none."""
+    def _drop_membership(self, reason: str = "its row hashes were dropped") -> Self:
+        """Forget the hashes of the rows held, e.g. where a store has the rows themselves; a margin head has none."""
         del reason
         return self
 
     def _trusted_removals(self) -> AbstractContextManager[None]:
         """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
 
-        Without this guarantee and without fingerprints every removal would be tested by a solve.
+        Without this guarantee and without row hashes every removal would be tested by a solve.
         """
         return nullcontext()
 

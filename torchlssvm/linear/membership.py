@@ -1,7 +1,7 @@
-"""Keyed fingerprints of the rows that a head holds, so that a removal is checked when it is made.
+"""Keyed hashes of the rows that a head holds, so that a removal is checked when it is made.
 
 For each row the head keeps 16 bytes (:mod:`torchlssvm.functional.sample_identity`) and, unhashed, its fold, label and count. A
-fingerprint is deleted with its row, so the remaining data cannot confirm a guess about a removed row. A head and its
+row hash is deleted with its row, so the remaining data cannot confirm a guess about a removed row. A head and its
 checkpoints also contain the key. Anyone who has a head or a checkpoint can therefore test guesses about rows that are
 *present*.
 
@@ -34,6 +34,7 @@ from torchlssvm.functional.sample_identity import (
 from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
+from torchlssvm.wording import counted
 
 REMOVAL_REMEDY = (
     "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with "
@@ -43,7 +44,7 @@ REMOVAL_REMEDY = (
 
 
 class RowList(NamedTuple):
-    """Rows in the order of a batch: (fold, label) with -1 if missing, words or fingerprint (16 bytes), and count."""
+    """Rows in the order of a batch: (fold, label) with -1 if missing, words or row hash (16 bytes), and count."""
 
     groups: list[tuple[int, int]]
     rows: list[bytes]
@@ -64,7 +65,7 @@ class RowList(NamedTuple):
         return cls(list(groups), split_words(words), counts)
 
     def hashed(self, key: bytes) -> RowList:
-        """The same rows by their fingerprints instead of their words."""
+        """The same rows by their row hashes instead of their words."""
         return self._replace(rows=row_keys(self.rows, np.array(self.groups, "<i8").reshape(-1, 2), key))
 
 
@@ -148,7 +149,7 @@ class RowCounts:
         return max(1, min(net, default=1))
 
     def to_array(self) -> NDArray[np.int64]:
-        """Five integers for each row: fingerprint (2), fold, label and count. The order of the rows reveals nothing."""
+        """Five integers for each row: row hash (2), fold, label and count. The order of the rows reveals nothing."""
         items = [(row, *group, n) for group, rows in self.groups.items() for row, n in rows.items()]
         out = np.empty((len(items), 5), np.int64)
         if items:
@@ -224,7 +225,7 @@ class StagedRows:
     """A checked change of rows, which takes effect with :meth:`HeldRows.commit`."""
 
     def __init__(self) -> None:
-        self.removed: list[tuple[RowList, RowList]] = []  # by words, and by fingerprints
+        self.removed: list[tuple[RowList, RowList]] = []  # by words, and by row hashes
         self.added: list[RowWords] = []
 
 
@@ -233,11 +234,11 @@ class HeldRows:
 
     Attributes:
         unchecked: why rows are not known; None while they are.
-        key: the key of the fingerprints; None before the first row.
-        held: the rows by fingerprints. Rows added since the last save or exchange are in ``fresh`` instead, by words, because
+        key: the key of the row hashes; None before the first row.
+        held: the rows by row hashes. Rows added since the last save or exchange are in ``fresh`` instead, by words, because
             hashing takes a microsecond per row and many heads only add samples.
         changed: net changes since the last agreement; None if they are not known, or if there was no agreement yet.
-        recorded: False if the head keeps no fingerprints.
+        recorded: False if the head keeps no row hashes.
         waiting: batches that were added and are still on their device.
     """
 
@@ -257,7 +258,7 @@ class HeldRows:
             self.key = None
 
     def drop(self, reason: str) -> None:
-        """Give up checking, and forget every fingerprint."""
+        """Give up checking, and forget every row hash."""
         self.unchecked = self.unchecked or reason
         self.held, self.fresh, self.waiting, self.changed, self.key = RowCounts(), RowCounts(), [], None, None
 
@@ -331,7 +332,7 @@ class HeldRows:
         return host[: len(more)]
 
     def flush(self) -> None:
-        """Know all rows by their fingerprints, for a file or another machine."""
+        """Know all rows by their row hashes, for a file or another machine."""
         self.read_waiting()
         for group, rows in self.fresh.groups.items():
             if rows:
@@ -351,7 +352,7 @@ class HeldRows:
         if held:
             wanted = sum(n for g, r, n in zip(*rows, strict=True) if (g, r) == (group, row))
             return RemovalError(
-                f"row {i} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
+                f"row {i} is held {counted(held, 'time')}, and was to be removed {counted(wanted, 'time')}. {REMOVAL_REMEDY}"
             )
         others = [label for fold, label in self.held.groups if fold == group[0] and count(label)]
         where = f" (it is held with label {others[0]})" if others else ""
@@ -363,7 +364,7 @@ class HeldRows:
         return error
 
     def known(self) -> RowCounts | None:
-        """Return the rows held, by their fingerprints; None if they are not known."""
+        """Return the rows held, by their row hashes; None if they are not known."""
         self.flush()
         return None if self.unchecked is not None else self.held
 

@@ -21,6 +21,7 @@ from torchlssvm.functional.sample_identity import id_hash, shared_key
 from torchlssvm.linear.membership import HeldRows, RowCounts
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
+from torchlssvm.wording import counted
 
 
 @dataclass
@@ -71,8 +72,8 @@ class Changes:
                 "" if self.rows is not None else " (single samples are not known here: sums were merged from a file)"
             )
             raise ValueError(
-                f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
-                f"min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or lower "
+                f"the changes to be sent have a class with the sums of perhaps only {counted(least, 'sample')}{unknown}, fewer "
+                f"than min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or lower "
                 "min_samples."
             )
 

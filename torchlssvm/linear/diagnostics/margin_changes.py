@@ -26,6 +26,7 @@ from torchlssvm.linear.diagnostics.influence import Measure, check_question, mea
 from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_groups, check_labels, counts_after
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import code_labels
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -126,7 +127,7 @@ def check_changes(
         if short:
             i = short[0]
             raise RemovalError(
-                f"row {i} is held {int(held[i])} time(s), and was to be left out {int(wanted[i])} time(s)"
+                f"row {i} is held {counted(int(held[i]), 'time')}, and was to be left out {counted(int(wanted[i]), 'time')}"
             )
     change.check_rest(head.n)
     return change
