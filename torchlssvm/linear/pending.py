@@ -73,8 +73,8 @@ class Changes:
             )
             raise ValueError(
                 f"the changes to be sent have a class with the sums of perhaps only {counted(least, 'sample')}{unknown}, fewer "
-                f"than min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or lower "
-                "min_samples."
+                f"than min_samples={min_samples}: sums of few samples reveal them, whatever their weight. Wait for more, or "
+                "lower min_samples."
             )
 
 
