@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torchlssvm import (
     LSSVMHead,
     MarginHead,
     NotFittedError,
+    NumericalWarning,
     RemovalError,
     Replace,
     SampleStore,
@@ -147,6 +149,25 @@ def test_integers_are_exact() -> None:
     head = LSSVMHead(J, 2, grid=GRID, targets="regression").add(X, y)
     step = head.statistics.target_grid.resolution  # type: ignore[union-attr]
     assert (head.statistics.V[-1].double() * step).tolist() == y.sum(0).tolist()
+
+
+def test_targets_lost_to_their_grid_are_reported() -> None:
+    scales = torch.tensor([1e6, 0.05], dtype=torch.float64)
+    large, small = (1.7e9 + 100 * X[:, :1]), X[:, :2] * scales
+    with pytest.warns(NumericalWarning, match="Column 0 of y"):
+        LSSVMHead(J, 1, targets="regression").add(X, large)
+    with pytest.warns(NumericalWarning, match="Column 1 of y"):
+        LSSVMHead(J, 2, targets="regression").add(X, small)
+    head = LSSVMHead(J, 1, targets="regression").add(X, small[:, 0])
+    for later in (small[:, 1], torch.full((N,), 0.05), small[:1, 1]):
+        with pytest.warns(NumericalWarning, match="target_grid"):
+            head.add(X[: len(later)], later)
+    with pytest.warns(NumericalWarning, match="Column 1 of y"):
+        LSSVMHead(J, 2, targets="regression", target_grid=FixedPoint(2.0**23, 26)).add(X, small)
+    with warnings.catch_warnings():  # whole steps, zeros and float64 sums lose nothing
+        warnings.simplefilter("error")
+        head.add(X[:3], torch.tensor([4, 8, 12])).add(X[:3], torch.zeros(3))
+        LSSVMHead(J, 1, targets="regression", grid=None).add(X, large)
 
 
 @pytest.mark.parametrize("targets", MODES)

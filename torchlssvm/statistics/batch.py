@@ -177,6 +177,8 @@ def check_batch(
     choices = _decide(facts, kind, rules)
     if rules.choices.kind is None and rules.wanted.grid is None and choices.grid is not None:
         _warn_if_coarse(x, choices.grid, rules.standardized)
+    if rules.targets != "multilabel" and choices.target_grid is not None:
+        _warn_if_targets_are_lost(y, choices.target_grid)
     return _build(x, y, mult, ids, facts, choices, rules)
 
 
@@ -245,6 +247,29 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
             f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
             f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
             "feature or rescale the features first, or use grid=None.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint) -> None:
+    """Warn if rounding changes a column of targets much, in any batch. y: (B, K).
+
+    All columns and all later batches share one grid, by default that of the largest target in the first batch. Rounding is
+    compared with the variation of the column, or with the column itself if it does not vary.
+    """
+    if checks.is_fake(y):
+        return
+    y = y.to(torch.float64)
+    spread = y.var(0, correction=0)
+    spread = torch.where(spread > 0, spread, y.square().mean(0))
+    lost = (y - grid.snap(y)).square().mean(0) > 0.005 * spread  # as for a standardized feature: less than 4 steps
+    if bool(lost.any()):
+        column = int(lost.to(torch.int8).argmax())
+        warnings.warn(
+            f"the grid of the targets has steps of {grid.resolution:g}, for targets up to {grid.limit:g}. Column {column} of y "
+            f"varies by only {float(spread[column]) ** 0.5:.2g}, so rounding loses much of it. Subtract an offset from each "
+            "column of y, rescale the columns to the same size, give a head a finer target_grid, or use grid=None.",
             NumericalWarning,
             stacklevel=2,
         )
