@@ -144,6 +144,26 @@ def test_removed_is_never_added(targets: str) -> None:
     assert head.digest() == make(targets, **options).digest()
 
 
+@pytest.mark.parametrize("grid", [8.0, None])
+@pytest.mark.parametrize("targets", MODES)
+def test_removals_that_no_targets_allow_are_refused_without_fingerprints(targets: str, grid: float | None) -> None:
+    given = {"target_grid": 16.0} if targets == "regression" else {}
+    rare = LABELS & (torch.arange(N) < 1)[:, None]  # at most one sample has each label
+    y = NUMBERS.clamp(-5, 5) if targets == "regression" else rare
+    head = make(targets, membership=False, grid=grid, **given).add(X, y)
+    never = torch.full_like(y[:60], 15.0) if targets == "regression" else torch.ones_like(y[:60])
+    before = head.w.clone()
+    with pytest.raises(RemovalError):
+        head.remove(X[:60], never)
+    assert torch.equal(head.w, before)
+    for i in range(N - 1):
+        head.remove(X[i : i + 1], y[i : i + 1])
+    assert head.n == 1
+    few = make(targets, membership=False, grid=8.0, **given).add(X[: J + 1], y[: J + 1])
+    with pytest.raises(RemovalError):  # the targets of so few samples depend on the features
+        few.remove(X[:1], never[:1])
+
+
 def test_integers_are_exact() -> None:
     y = torch.randint(-1000, 1000, (N, 2), generator=torch.Generator().manual_seed(0))
     head = LSSVMHead(J, 2, grid=GRID, targets="regression").add(X, y)

@@ -4,7 +4,8 @@ The sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positiv
 was removed that was never added, or was removed twice. The test first scales G to a unit diagonal, S = D^-1/2 G D^-1/2. The
 scaling keeps all signs and gives features of any scale equal influence. For every semidefinite G, S + t I with
 t = 1e-12 (J + 1) has a Cholesky factorization in spite of rounding, whose backward error is about 1e-16 (J + 1). A failed
-factorization therefore proves a wrong removal. Violations smaller than t are not detected.
+factorization therefore proves a wrong removal. Violations smaller than t are not detected. With targets t, the same holds for the
+sums over [q; 1; t].
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from torchlssvm.functional.gram import strip_views
 
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
-    """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar."""
-    J = m.shape[0]
-    G = torch.zeros(J + 1, J + 1, dtype=torch.float64, device=packed.device)
+    """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar. Of R sides: G (J+R, J+R); m: (R, J); n: (R, R)."""
+    J = m.shape[-1]
+    R = m.numel() // J
+    G = torch.zeros(J + R, J + R, dtype=torch.float64, device=packed.device)
     for a, b, strip in strip_views(packed, J):
         G[a:b, :b] = strip
-    G[J, :J], G[J, J] = m, n
+    G[J:, :J], G[J:, J:] = m, n
     return G
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be sums over samples. m: (J,); n: scalar; ridge: added to M."""
+    """Tell whether the sums of a group can be sums over samples. m, n: as for :func:`bordered`; ridge: added to M."""
     G = bordered(packed, m, n)
-    G.diagonal()[:-1].add_(ridge)
+    G.diagonal()[: m.shape[-1]].add_(ridge)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()
