@@ -295,6 +295,65 @@ def test_what_is_no_label_is_refused() -> None:
         make("regression").add(X, torch.arange(N) % K)
 
 
+def test_measures_refuse_what_add_refuses() -> None:
+    nan, signs = NUMBERS.clone(), 2.0 * LABELS - 1
+    nan[3, 1] = torch.nan
+    numbers = make("regression").add(X, NUMBERS)
+    labels = make("multilabel").add(X, LABELS)
+    clf = attach(torch.nn.Identity(), K, numbers, in_features=J)
+    for judge in (
+        lambda: r2_score(nan, NUMBERS), lambda: r2_score(NUMBERS, nan), lambda: clf.score(X, nan),
+        lambda: clf.score(X, torch.where(nan.isnan(), torch.inf, nan)), lambda: numbers.influence(X[:2], NUMBERS[:2], X, nan),
+        lambda: f1_thresholds(nan, LABELS),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="NaN or inf"):
+            judge()
+    for judge in (
+        lambda: f1_score(signs, LABELS), lambda: f1_score(LABELS, signs), lambda: confusion_by_label(nan, LABELS),
+        lambda: f1_thresholds(NUMBERS, signs), lambda: labels.influence(X[:2], LABELS[:2], X, signs),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="multilabel"):
+            judge()
+    for judge in (
+        lambda: f1_score(LABELS[:, :1], LABELS), lambda: r2_score(NUMBERS[:, 0], NUMBERS),
+        lambda: f1_thresholds(NUMBERS, LABELS[:, 0]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="shape"):
+            judge()
+
+
+def test_a_preview_refuses_labels_that_are_none(tmp_path: Any) -> None:
+    with SampleStore(tmp_path / "labels", head=make("multilabel")) as store:
+        store.apply(Add(ids=IDS, x=X, y=LABELS))
+        for y in (2.0 * LABELS - 1, LABELS[:, :1], LABELS[:, 0]):
+            with pytest.raises(ValueError, match=r"multilabel|shape"):
+                store.preview([], X, y)
+    with SampleStore(tmp_path / "classes", head=LSSVMHead(J, 2, grid=GRID)) as store:
+        y = LABELS[:, 0].long()
+        store.apply(Add(ids=IDS, x=X, y=y))
+        with pytest.raises(ValueError, match="shape"):
+            store.preview([], X, y[:, None])
+        assert store.preview([], X, y.tolist()).accuracy_before == store.preview([], X, y).accuracy_before
+
+
+@pytest.mark.parametrize("targets", MODES)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_name_is_no_label_of_a_row(targets: str, stored: bool, tmp_path: Any) -> None:
+    """Even if there is one label or number, where the number of the class, 0, would have a meaning of its own."""
+    folder = {"store": tmp_path / "store"} if stored else {}
+    clf = attach(torch.nn.Identity(), 1, targets=targets, in_features=J, classes=["sky"], grid=GRID, **folder)
+    ids = {"ids": IDS[:2]} if stored else {}
+    refused = [
+        lambda: clf.add(X[:2], ["sky", "sky"], **ids), lambda: clf.add([(X[:2], ["sky", "sky"], IDS[:2])]),
+        lambda: clf.score(X[:2], ["sky", "sky"]), lambda: clf.relabel(X[:1], ["sky"], ["sky"]),
+    ]  # fmt: skip
+    refused += [lambda: clf.store.labels(["sky"])] if stored else [lambda: clf.remove(X[:1], ["sky"])]
+    for change in refused:
+        with pytest.raises(ValueError, match=f"'sky'.*{targets}"):
+            change()
+    assert clf.head.n == 0
+
+
 REFUSED: dict[str, Any] = {
     "class weights": {"class_weight": "balanced"},
     "pairs": {"multiclass": "ovo"},

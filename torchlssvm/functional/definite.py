@@ -4,8 +4,9 @@ The sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positiv
 was removed that was never added, or was removed twice. The test first scales G to a unit diagonal, S = D^-1/2 G D^-1/2. The
 scaling keeps all signs and gives features of any scale equal influence. For every semidefinite G, S + t I with
 t = 1e-12 (J + 1) has a Cholesky factorization in spite of rounding, whose backward error is about 1e-16 (J + 1). A failed
-factorization therefore proves a wrong removal. Violations smaller than t are not detected. With targets t, the same holds for the
-sums over [q; 1; t].
+factorization therefore proves a wrong removal. Violations smaller than t are not detected.
+
+The same holds for sums over [q; z] with several side columns z, such as one and the targets.
 """
 
 from __future__ import annotations
