@@ -40,7 +40,7 @@ class Samples:
     path: Path
     width: int  # number of features
     ids: list[str]
-    y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
+    y: list[int | float] | Tensor | None  # (n,) labels or (n, K) targets
     subjects: list[str | None] | None
     read: Callable[[slice], Any]  # features (B, J) of some samples, or the texts themselves
 
@@ -59,7 +59,7 @@ class Samples:
 
 def read_samples(
     path: Path,
-    label_of: Callable[[str], int],
+    label_of: Callable[[str], int | float],
     *,
     labels: str | None = None,
     ids: str | None = None,
