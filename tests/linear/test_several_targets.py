@@ -179,13 +179,21 @@ def test_targets_lost_to_their_grid_are_reported() -> None:
     with pytest.warns(NumericalWarning, match="Column 1 of y"):
         LSSVMHead(J, 2, targets="regression").add(X, small)
     head = LSSVMHead(J, 1, targets="regression").add(X, small[:, 0])
-    for later in (small[:, 1], torch.full((N,), 0.05), small[:1, 1]):
+    for later in (small[:, 1], torch.full((N,), 0.05)):
         with pytest.warns(NumericalWarning, match="target_grid"):
             head.add(X[: len(later)], later)
     with pytest.warns(NumericalWarning, match="Column 1 of y"):
         LSSVMHead(J, 2, targets="regression", target_grid=FixedPoint(2.0**23, 26)).add(X, small)
-    with warnings.catch_warnings():  # whole steps, zeros and float64 sums lose nothing
+    one_by_one = LSSVMHead(J, 1, targets="regression")
+    for i in range(2):
+        one_by_one.add(X[i : i + 1], large[i : i + 1] + 3000 * i)
+    with pytest.warns(NumericalWarning, match="Column 0 of y"):
+        one_by_one.add(X[2:3], large[2:3])
+    with warnings.catch_warnings():  # whole steps, zeros, equal numbers and float64 sums lose nothing
         warnings.simplefilter("error")
+        make("regression").add(X, NUMBERS).add(X[:1], NUMBERS[:1] * 0 + 1e-6).add(
+            X[:2], torch.tensor([[0.3], [0.1 + 0.2]], dtype=torch.float64).expand(2, K)
+        )
         head.add(X[:3], torch.tensor([4, 8, 12])).add(X[:3], torch.zeros(3))
         LSSVMHead(J, 1, targets="regression", grid=None).add(X, large)
 
