@@ -258,15 +258,17 @@ def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, moments: Tensor | Non
 
     All columns and all later batches share one grid, by default that of the largest target in the first batch. Rounding is
     compared with the variation of the column, or with the column itself if it does not vary. Of fewer than 8 rows, which may be
-    alike by chance, the samples held count too: ``moments`` (K+1, K+1) of [1, t].
+    alike by chance, the samples held count too: ``moments`` (F, K+1, K+1) of [1, t].
     """
     if checks.is_fake(y):
         return
     noise = (4 * torch.finfo(y.dtype).eps) ** 2
     y = y.to(torch.float64)
-    spread, square = y.var(0, correction=0), y.square().mean(0)
-    if len(y) < 8 and moments is not None and float(moments[0, 0]) > 0:
-        held = moments.to(torch.float64) / moments[0, 0]
+    spread, mean = torch.var_mean(y, 0, correction=0)
+    square = spread + mean.square()
+    if len(y) < 8 and moments is not None:
+        held = moments.sum(0, dtype=torch.float64)
+        held /= held[0, 0].clone()
         spread = torch.maximum(spread, (held.diagonal() - held[0].square())[1:] * grid.resolution**2)
     spread = torch.where(spread > noise * square, spread, square)
     lost = (y - grid.snap(y)).square().mean(0) > 0.005 * spread  # as for a standardized feature: less than 4 steps

@@ -448,7 +448,7 @@ class Statistics:
         rules = BatchRules(
             self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
             None if gridded else self.normalize, self.scale is not None, self.targets,
-            self.moments.sum(0) if self.moments.ndim == 3 else None,
+            self.moments if self.moments.ndim == 3 and self._weight > 0 else None,
         )  # fmt: skip
         batch = check_batch(rules, x, y, weight, ids, sparse)
         if self.per_class and batch.choices.kind == "values":
