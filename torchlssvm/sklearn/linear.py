@@ -526,7 +526,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
     ``fit``, the grid, sparse rows and n < J are as for :class:`LSSVMClassifier`. Targets have a separate grid, which is
-    determined by the first targets: 2^-21 of the largest target. A ``NumericalWarning`` says if rounding loses much of a target.
+    determined by the first targets: 2^-21 of the largest target. A ``NumericalWarning`` says if rounding loses much of one.
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
