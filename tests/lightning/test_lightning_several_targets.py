@@ -44,5 +44,8 @@ def test_a_run(tmp_path: Path, targets: str, stored: bool) -> None:
     if stored:
         with SampleStore(tmp_path / "store") as store:
             assert (store.head.targets, store.head.digest()) == (targets, head.digest())
+    for bad in (2 * y - 1, y[:, 0]) if targets == "multilabel" else (y * float("nan"), y[:, 0]):
+        with pytest.raises(ValueError, match=r"multilabel|NaN|shape"):
+            quiet(tmp_path).validate(m, DataLoader(TensorDataset(x, bad), batch_size=16))
     with pytest.raises(ValueError, match="LabelAudit"):
         quiet(tmp_path, callbacks=[LabelAudit(tmp_path / "events.jsonl")]).fit(module(targets=targets), data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torchlssvm import (
     LSSVMHead,
     MarginHead,
     NotFittedError,
+    NumericalWarning,
     RemovalError,
     Replace,
     SampleStore,
@@ -142,11 +144,58 @@ def test_removed_is_never_added(targets: str) -> None:
     assert head.digest() == make(targets, **options).digest()
 
 
+@pytest.mark.parametrize("grid", [8.0, None])
+@pytest.mark.parametrize("targets", MODES)
+def test_removals_that_no_targets_allow_are_refused_without_fingerprints(targets: str, grid: float | None) -> None:
+    given = {"target_grid": 16.0} if targets == "regression" else {}
+    rare = LABELS & (torch.arange(N) < 1)[:, None]  # at most one sample has each label
+    y = NUMBERS.clamp(-5, 5) if targets == "regression" else rare
+    head = make(targets, membership=False, grid=grid, **given).add(X, y)
+    never = torch.full_like(y[:60], 15.0) if targets == "regression" else torch.ones_like(y[:60])
+    before = head.w.clone()
+    with pytest.raises(RemovalError):
+        head.remove(X[:60], never)
+    assert torch.equal(head.w, before)
+    for i in range(N - 1):
+        head.remove(X[i : i + 1], y[i : i + 1])
+    assert head.n == 1
+    few = make(targets, membership=False, grid=8.0, **given).add(X[: J + 1], y[: J + 1])
+    with pytest.raises(RemovalError):  # the targets of so few samples depend on the features
+        few.remove(X[:1], never[:1])
+
+
 def test_integers_are_exact() -> None:
     y = torch.randint(-1000, 1000, (N, 2), generator=torch.Generator().manual_seed(0))
     head = LSSVMHead(J, 2, grid=GRID, targets="regression").add(X, y)
     step = head.statistics.target_grid.resolution  # type: ignore[union-attr]
     assert (head.statistics.V[-1].double() * step).tolist() == y.sum(0).tolist()
+
+
+def test_targets_lost_to_their_grid_are_reported() -> None:
+    scales = torch.tensor([1e6, 0.05], dtype=torch.float64)
+    large, small = (1.7e9 + 100 * X[:, :1]), X[:, :2] * scales
+    with pytest.warns(NumericalWarning, match="Column 0 of y"):
+        LSSVMHead(J, 1, targets="regression").add(X, large)
+    with pytest.warns(NumericalWarning, match="Column 1 of y"):
+        LSSVMHead(J, 2, targets="regression").add(X, small)
+    head = LSSVMHead(J, 1, targets="regression").add(X, small[:, 0])
+    for later in (small[:, 1], torch.full((N,), 0.05)):
+        with pytest.warns(NumericalWarning, match="target_grid"):
+            head.add(X[: len(later)], later)
+    with pytest.warns(NumericalWarning, match="Column 1 of y"):
+        LSSVMHead(J, 2, targets="regression", target_grid=FixedPoint(2.0**23, 26)).add(X, small)
+    one_by_one = LSSVMHead(J, 1, targets="regression")
+    for i in range(2):
+        one_by_one.add(X[i : i + 1], large[i : i + 1] + 3000 * i)
+    with pytest.warns(NumericalWarning, match="Column 0 of y"):
+        one_by_one.add(X[2:3], large[2:3])
+    with warnings.catch_warnings():  # whole steps, zeros, equal numbers and float64 sums lose nothing
+        warnings.simplefilter("error")
+        make("regression").add(X, NUMBERS).add(X[:1], NUMBERS[:1] * 0 + 1e-6).add(
+            X[:2], torch.tensor([[0.3], [0.1 + 0.2]], dtype=torch.float64).expand(2, K)
+        )
+        head.add(X[:3], torch.tensor([4, 8, 12])).add(X[:3], torch.zeros(3))
+        LSSVMHead(J, 1, targets="regression", grid=None).add(X, large)
 
 
 @pytest.mark.parametrize("targets", MODES)
@@ -254,6 +303,65 @@ def test_what_is_no_label_is_refused() -> None:
         make("regression").add(X, torch.arange(N) % K)
 
 
+def test_measures_refuse_what_add_refuses() -> None:
+    nan, signs = NUMBERS.clone(), 2.0 * LABELS - 1
+    nan[3, 1] = torch.nan
+    numbers = make("regression").add(X, NUMBERS)
+    labels = make("multilabel").add(X, LABELS)
+    clf = attach(torch.nn.Identity(), K, numbers, in_features=J)
+    for judge in (
+        lambda: r2_score(nan, NUMBERS), lambda: r2_score(NUMBERS, nan), lambda: clf.score(X, nan),
+        lambda: clf.score(X, torch.where(nan.isnan(), torch.inf, nan)), lambda: numbers.influence(X[:2], NUMBERS[:2], X, nan),
+        lambda: f1_thresholds(nan, LABELS),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="NaN or inf"):
+            judge()
+    for judge in (
+        lambda: f1_score(signs, LABELS), lambda: f1_score(LABELS, signs), lambda: confusion_by_label(nan, LABELS),
+        lambda: f1_thresholds(NUMBERS, signs), lambda: labels.influence(X[:2], LABELS[:2], X, signs),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="multilabel"):
+            judge()
+    for judge in (
+        lambda: f1_score(LABELS[:, :1], LABELS), lambda: r2_score(NUMBERS[:, 0], NUMBERS),
+        lambda: f1_thresholds(NUMBERS, LABELS[:, 0]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="shape"):
+            judge()
+
+
+def test_a_preview_refuses_labels_that_are_none(tmp_path: Any) -> None:
+    with SampleStore(tmp_path / "labels", head=make("multilabel")) as store:
+        store.apply(Add(ids=IDS, x=X, y=LABELS))
+        for y in (2.0 * LABELS - 1, LABELS[:, :1], LABELS[:, 0]):
+            with pytest.raises(ValueError, match=r"multilabel|shape"):
+                store.preview([], X, y)
+    with SampleStore(tmp_path / "classes", head=LSSVMHead(J, 2, grid=GRID)) as store:
+        y = LABELS[:, 0].long()
+        store.apply(Add(ids=IDS, x=X, y=y))
+        with pytest.raises(ValueError, match="shape"):
+            store.preview([], X, y[:, None])
+        assert store.preview([], X, y.tolist()).accuracy_before == store.preview([], X, y).accuracy_before
+
+
+@pytest.mark.parametrize("targets", MODES)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_name_is_no_label_of_a_row(targets: str, stored: bool, tmp_path: Any) -> None:
+    """Even if there is one label or number, where the number of the class, 0, would have a meaning of its own."""
+    folder = {"store": tmp_path / "store"} if stored else {}
+    clf = attach(torch.nn.Identity(), 1, targets=targets, in_features=J, classes=["sky"], grid=GRID, **folder)
+    ids = {"ids": IDS[:2]} if stored else {}
+    refused = [
+        lambda: clf.add(X[:2], ["sky", "sky"], **ids), lambda: clf.add([(X[:2], ["sky", "sky"], IDS[:2])]),
+        lambda: clf.score(X[:2], ["sky", "sky"]), lambda: clf.relabel(X[:1], ["sky"], ["sky"]),
+    ]  # fmt: skip
+    refused += [lambda: clf.store.labels(["sky"])] if stored else [lambda: clf.remove(X[:1], ["sky"])]
+    for change in refused:
+        with pytest.raises(ValueError, match=f"'sky'.*{targets}"):
+            change()
+    assert clf.head.n == 0
+
+
 REFUSED: dict[str, Any] = {
     "class weights": {"class_weight": "balanced"},
     "pairs": {"multiclass": "ovo"},
@@ -346,7 +454,13 @@ def test_attached_with_a_store(targets: str, tmp_path: Any) -> None:
     certificate = clf.store.certificate(gone.event_id)
     assert certificate.grid is not None
     assert certificate.grid["targets"] == targets
-    assert verify(certificate, head=clf.head, store=clf.store, allow_unsigned=True)
+    chosen = clf.head.statistics.target_grid  # from samples, one of which may be erased
+    if targets == "regression":
+        assert certificate.grid["target_limit"] == chosen.limit.hex()
+        assert certificate.scope["choices"]["target_grid"]["state"] == "kept"
+    for fast in (False, True):
+        assert verify(certificate, head=clf.head, store=clf.store, allow_unsigned=True, fast=fast)
+    clf.store.recompute(fast=True)
     clf.store.compact()
     clf.save(tmp_path / "clf.pt")
     scores, digest = clf(X), clf.head.digest()

@@ -300,9 +300,9 @@ def test_a_saved_file_is_on_the_certificate_of_a_later_erasure(data, tmp_path):
 def test_labels_of_another_shape_are_not_scored(data):
     clf = attach(network(), K, grid=GRID).add(data[0], data[1])
     for y in (data[1][:, None], data[1][:1]):  # both broadcast against the predictions (N,)
-        with pytest.raises(ValueError, match="one label an image"):
+        with pytest.raises(ValueError, match="one label for each"):
             clf.score(data[0], y)
-        with pytest.raises(ValueError, match="one label an image"):
+        with pytest.raises(ValueError, match="one label for each"):
             clf.score([(data[0], y)])
     assert clf.score(data[0], data[1].tolist()) == clf.score(data[0], data[1])
 

@@ -65,6 +65,7 @@ def preview(options: argparse.Namespace) -> int:
     import torch
 
     from torchlssvm.events import Remove
+    from torchlssvm.linear.linear_head import targets_of
 
     if options.labels is not None and options.features is None:
         raise UsageError("--labels needs --features")
@@ -76,15 +77,14 @@ def preview(options: argparse.Namespace) -> int:
             samples = read_file(options, store, options.features)
             x = torch.cat([x.to(torch.float64) for x, *_ in samples.batches(8192)])
             y = None if samples.y is None else torch.as_tensor(samples.y)
-            if y is not None and y.ndim != 1:
-                raise ValueError(f"the accuracy needs one label per sample, got labels of shape {tuple(y.shape)}")
         with progress(options, "previewing"):
             found = store.preview(events, x, y)
+        each = store.head.num_classes if targets_of(store.head) == "multilabel" else 1
         if options.request is not None:
             store.requests.take_step(options.request, "previewed")
     lines = [f"{counted(found.samples, 'sample')} would be removed, {found.remaining:,} would remain"]
     if x is not None:
-        lines.append(f"{found.flips} of {len(x)} predictions would change")
+        lines.append(f"{found.flips} of {len(x) * each} predictions would change")
     if found.accuracy_before is not None:
         after = "no samples left to predict from" if found.accuracy_after is None else f"{found.accuracy_after:.2%}"
         lines.append(f"accuracy: {found.accuracy_before:.2%} before, {after} after")

@@ -38,7 +38,7 @@ class FileSamples:
     path: Path
     width: int  # number of features
     ids: list[str]
-    y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
+    y: list[int | float] | Tensor | None  # (n,) labels or (n, K) targets
     subjects: list[str | None] | None
     read: Callable[[slice], Any]  # features (B, J) of some samples, or the texts themselves
 
@@ -56,7 +56,7 @@ class FileSamples:
 
 def read_samples(
     path: Path,
-    label_of: Callable[[str], int],
+    label_of: Callable[[str], int | float],
     *,
     labels: str | None = None,
     ids: str | None = None,

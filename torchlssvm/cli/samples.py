@@ -151,12 +151,13 @@ def open_samples(options: argparse.Namespace, store: SampleStore, labelled: bool
 def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **columns: str | None) -> FileSamples:
     """Read a file of features or texts with ``--labels`` and other columns, and check the number of features."""
     from torchlssvm.cli.sample_files import read_samples
+    from torchlssvm.linear.linear_head import targets_of
 
     settings, head = Settings.load(store), store.head
     columns["labels"] = options.labels
     found = read_samples(
         file,
-        lambda text: settings.label(text, head.num_classes),
+        lambda text: settings.label(text, head.num_classes, targets_of(head)),
         by_position=options.by_position,
         **columns,
     )
@@ -168,7 +169,13 @@ def read_file(options: argparse.Namespace, store: SampleStore, file: Path, **col
 def open_images(options: argparse.Namespace, store: SampleStore, labelled: bool) -> FileSamples:
     """Open a folder of images. Labelled images are in sub-folders with the names of their classes, which are registered."""
     from torchlssvm.cli.sample_files import FileSamples, as_subjects, find_images, read_column
+    from torchlssvm.linear.linear_head import targets_of
 
+    if labelled and targets_of(store.head) != "classes":
+        raise ValueError(
+            "the folder of an image is its class, and this store has several labels or numbers per sample: compute the "
+            "features in Python, clf.add(images, y, ids=...)"
+        )
     images = find_images(options.images, labelled)
     ids, paths = list(images), list(images.values())
     subjects = y = None
@@ -301,6 +308,7 @@ def answer_columns(targets: str, answer: Any, scores: list[float], names: list[s
 def relabel(options: argparse.Namespace) -> int:
     """Relabel the samples: one event for all ids, or one per subject."""
     from torchlssvm.events import Relabel, new_event_id
+    from torchlssvm.linear.linear_head import targets_of
 
     labels = options.label
     named = options.id is not None or options.subject is not None
@@ -317,8 +325,8 @@ def relabel(options: argparse.Namespace) -> int:
     if len(labels) not in (1, wanted):
         raise UsageError(f"give one label, or one for each id; got {len(labels)} labels")
     with open_store(options) as store:
-        settings, classes = Settings.load(store), store.head.num_classes
-        y: Any = [settings.label(text, classes) for text in labels]
+        settings = Settings.load(store)
+        y: Any = [settings.label(text, store.head.num_classes, targets_of(store.head)) for text in labels]
         if len(y) == 1:
             y = y[0] if options.id is None else y * wanted
         results = store.apply([Relabel(y, **whose, event_id=options.event or new_event_id()) for whose in targets])

@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,9 +102,15 @@ class Settings:
         """Return the name of a label."""
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
-    def label(self, text: str, classes: int) -> int:
-        """Return the label of a class. The text is the name of the class, or its number from 0."""
+    def label(self, text: str, classes: int, targets: str = "classes") -> int | float:
+        """Return the label of a class. The text is the name of the class or its number from 0, or the number to be learned."""
         text = text.strip()
+        if targets != "classes":
+            with suppress(ValueError):
+                if classes == 1:
+                    return float(text)
+            what = "a number" if classes == 1 else f"a row of {classes} numbers, in a .npy or .pt file (n, {classes})"
+            raise ValueError(f"{text!r} is not {what}, which each sample of this store has (targets={targets!r})")
         if text in self.classes:
             return self.classes.index(text)
         try:

@@ -219,6 +219,29 @@ def raise_not_binary(y: Tensor) -> None:
     )
 
 
+def binary(y: Tensor) -> Tensor:
+    """Labels 0 and 1 as booleans. ValueError for anything else."""
+    if y.dtype != torch.bool and bool(label_signs(y).isnan().any()):
+        raise_not_binary(y)
+    return y.bool()
+
+
+def truth(y: Any, predicted: Tensor, mode: str) -> Tensor:
+    """Labels or targets to judge predictions by, in the shape of these. ValueError for another shape, or what ``add`` refuses.
+
+    predicted: (n,) or (n, K); ``mode``: "classes", "multilabel" (returns booleans) or "regression".
+    """
+    y = y.to(predicted.device) if isinstance(y, Tensor) else as_tensor(y, "y", predicted.device)
+    if mode != "classes" and y.shape[:1] == predicted.shape[:1] and y.numel() == predicted.numel() == len(y):
+        y = y.reshape(predicted.shape)  # K = 1
+    if y.shape != predicted.shape:
+        each = "one label for each sample" if mode == "classes" else "as predict returns them"
+        raise ValueError(f"y must have shape {tuple(predicted.shape)}, {each}; got {tuple(y.shape)}")
+    if mode == "regression" and not_finite(y):
+        raise_not_finite("y", y)
+    return binary(y) if mode == "multilabel" else y
+
+
 def thresholds(given: Any, K: int, device: torch.device) -> Tensor:
     """Return the thresholds of K labels as float64 (K,), from one number for all, one for each, or None for 0."""
     if given is None:

@@ -7,6 +7,8 @@ The test scales G to a unit diagonal, S = D^-1/2 G D^-1/2, so that features of e
 a Cholesky factorization of S + t I with t = 1e-12 (J + 1). The backward error of the factorization is only about
 1e-16 (J + 1), so it succeeds for every semidefinite G. A failed factorization therefore proves a wrong removal. The test does
 not detect violations smaller than t.
+
+The same holds for sums over [q; z] with several side columns z, such as one and the targets.
 """
 
 from __future__ import annotations
@@ -18,19 +20,20 @@ from torchlssvm.functional.gram import strip_views
 
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
-    """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar."""
-    J = m.shape[0]
-    G = torch.zeros(J + 1, J + 1, dtype=torch.float64, device=packed.device)
+    """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar. Of R sides: G (J+R, J+R); m: (R, J); n: (R, R)."""
+    J = m.shape[-1]
+    R = m.numel() // J
+    G = torch.zeros(J + R, J + R, dtype=torch.float64, device=packed.device)
     for a, b, strip in strip_views(packed, J):
         G[a:b, :b] = strip
-    G[J, :J], G[J, J] = m, n
+    G[J:, :J], G[J:, J:] = m, n
     return G
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be sums over samples. m: (J,); n: scalar; ridge: added to M."""
+    """Tell whether the sums of a group can be sums over samples. m, n: as for :func:`bordered`; ridge: added to M."""
     G = bordered(packed, m, n)
-    G.diagonal()[:-1].add_(ridge)
+    G.diagonal()[: m.shape[-1]].add_(ridge)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()

@@ -20,7 +20,7 @@ def confusion_by_label(y: Tensor, predicted: Tensor) -> Tensor:
     >>> confusion_by_label(y, predicted).tolist()
     [[[1, 0], [1, 1]], [[1, 1], [0, 1]]]
     """
-    y, predicted = y.bool(), predicted.bool()
+    y, predicted = checks.truth(y, predicted, "multilabel"), checks.binary(predicted)
     cells = [(a & b).sum(0) for a in (~y, y) for b in (~predicted, predicted)]
     return torch.stack(cells, 1).view(-1, 2, 2)
 
@@ -46,7 +46,9 @@ def f1_thresholds(scores: Tensor, y: Tensor) -> Tensor:
     >>> f1_thresholds(scores, y).tolist()
     [-0.75]
     """
-    scores, hit = scores.to(torch.float64), y.to(scores.device).bool()
+    scores, hit = scores.to(torch.float64), checks.truth(y, scores, "multilabel")
+    if checks.not_finite(scores):
+        checks.raise_not_finite("scores", scores)
     n, positive = len(scores), hit.sum(0)
     sorted_, order = scores.sort(0, descending=True)
     found = hit.gather(0, order).cumsum(0).to(torch.float64)  # true positives if the first 1, 2, ... scores are above
@@ -64,6 +66,9 @@ def r2_score(y: Tensor, predicted: Tensor) -> float:
 
     The R^2 of a column without variance is 1 if the column is predicted exactly and 0 otherwise, as in scikit-learn.
     """
+    y = checks.truth(y, predicted, "regression")
+    if checks.not_finite(predicted):
+        checks.raise_not_finite("predicted", predicted)
     y, predicted = (values.to(torch.float64).reshape(len(y), -1) for values in (y, predicted))
     error, spread = (y - predicted).square().sum(0), (y - y.mean(0)).square().sum(0)
     constant = torch.where(error == 0, 1.0, 0.0).to(spread)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchlssvm.backbones import build
 from torchlssvm.errors import NotFittedError
+from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.functional.several_targets import f1_score, r2_score
 from torchlssvm.lightning import ranks
@@ -300,7 +301,7 @@ class LSSVMModule(LightningModule):
         targets = targets_of(self.head)
         if targets != "classes":
             predicted = scores > 0 if targets == "multilabel" else scores
-            y = part.y.reshape(len(part.y), -1)
+            y = checks.truth(part.y, predicted, targets)
             loss = (scores - (2.0 * y - 1.0 if targets == "multilabel" else y)).square().mean(1)
             self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, y, loss))
             return

@@ -22,7 +22,7 @@ from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.files import replacement
-from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
+from torchlssvm.functional.checks import finite_scores, is_fake, truth
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
@@ -677,9 +677,9 @@ class AttachedClassifier(nn.Module):
         if images is None:
             raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
         if y is None:
-            batches: Any = batches_of(images, self.device, False, "calibrate", self.classes)
+            batches: Any = batches_of(images, self.device, False, "calibrate", self.classes, self.targets)
         else:
-            batches = [TrainingBatch(images, class_numbers(y, self.classes), None, None)]
+            batches = [TrainingBatch(images, class_numbers(y, self.classes, self.targets), None, None)]
         parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
         self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
         return self
@@ -694,10 +694,10 @@ class AttachedClassifier(nn.Module):
             pairs = list(self._judged(images, y, progress, "score"))
             if not sum(len(labels) for labels, _ in pairs):
                 raise ValueError("there are no samples to score")
-            truth, predictions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            labels, predictions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             if self.targets == "regression":
-                return r2_score(truth, predictions)
-            return f1_score(truth, predictions, average)
+                return r2_score(labels, predictions)
+            return f1_score(labels, predictions, average)
         right = total = 0
         for labels, predicted in self._judged(images, y, progress, "score"):
             right += int((predicted == labels).sum())
@@ -708,19 +708,11 @@ class AttachedClassifier(nn.Module):
 
     def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Labels (B,) or targets (B, K) and predictions of the same shape, batch by batch."""
-        y = class_numbers(y, self.classes)
+        y = class_numbers(y, self.classes, self.targets)
         batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
-        for part in batches or batches_of(images, self.device, progress, what, self.classes):
+        for part in batches or batches_of(images, self.device, progress, what, self.classes, self.targets):
             predicted = self.predict(part.x)
-            labels = torch.as_tensor(part.y, device=predicted.device)
-            if self.targets == "regression" and predicted.ndim == 1 and labels.shape == (len(predicted), 1):
-                labels = labels[:, 0]
-            if labels.shape != predicted.shape:
-                each = "one label an image" if self.targets == "classes" else "as predict returns them"
-                raise ValueError(f"y must have shape {tuple(predicted.shape)}, {each}; got {tuple(labels.shape)}")
-            if self.targets == "multilabel" and bool(label_signs(labels).isnan().any()):
-                raise_not_binary(labels)
-            yield labels, predicted
+            yield truth(part.y, predicted, self.targets), predicted
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
         """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
@@ -767,12 +759,12 @@ class AttachedClassifier(nn.Module):
             progress: show a bar while a loader is read.
             options: further arguments for ``add`` of the head.
         """
-        y = class_numbers(y, self.classes)
+        y = class_numbers(y, self.classes, self.targets)
         if y is None and self.samples is None:
             return self._learn(images, progress)
         if y is None:
             assert self.samples is not None
-            for part in batches_of(images, self.device, progress, "add", self.classes):
+            for part in batches_of(images, self.device, progress, "add", self.classes, self.targets):
                 self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
             self.samples.store.recalibrate()
             return self
@@ -812,7 +804,7 @@ class AttachedClassifier(nn.Module):
         with all_or_nothing(head, put_back):
             if anew and aside is None:
                 samples.clear()
-            for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes):
+            for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes, self.targets):
                 if part.subjects is not None:
                     warnings.warn(
                         "subjects of the samples are not kept without a store, and nothing can be removed by them later: "
@@ -861,7 +853,9 @@ class AttachedClassifier(nn.Module):
         if images is None or y is None:
             raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
         named_ids = {} if ids is None else {"ids": ids}
-        return self._ask("remove", self.features(images), class_numbers(y, self.classes), **options, **named_ids)
+        return self._ask(
+            "remove", self.features(images), class_numbers(y, self.classes, self.targets), **options, **named_ids
+        )
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
         """Make room for more classes, by their names or their number. A store records the change in its journal.
@@ -938,7 +932,10 @@ class AttachedClassifier(nn.Module):
 
         Labels are numbers, or names if the classes have names.
         """
-        y_old, y_new = class_numbers(y_old, self.classes), class_numbers(y_new, self.classes)
+        y_old, y_new = (
+            class_numbers(y_old, self.classes, self.targets),
+            class_numbers(y_new, self.classes, self.targets),
+        )
         if self.samples is not None:
             if ids is None or images is not None or y_new is None:
                 raise ValueError("the store knows its samples: clf.relabel(ids=['a', 'b'], y_new=[3, 1])")

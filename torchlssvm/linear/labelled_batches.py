@@ -45,8 +45,10 @@ def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
     return {part: (names[part],) if names and part in names else usual for part, usual in FIELD_NAMES.items()}
 
 
-def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
+def class_numbers(y: Any, classes: Sequence[str] | None, targets: str = "classes") -> Any:
     """Labels as numbers, from names of classes (one, or a list, array or Series of names). Anything else is returned as it is.
+
+    Raises ValueError for an unknown name, and for any name if ``targets`` is "multilabel" or "regression".
 
     >>> class_numbers(["dog", "cat"], ["cat", "dog"])
     [1, 0]
@@ -55,6 +57,12 @@ def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
     values = y if numeric else [y] if isinstance(y, str) else y.tolist() if hasattr(y, "tolist") else y
     if numeric or not isinstance(values, list | tuple) or not any(isinstance(value, str) for value in values):
         return y
+    if targets != "classes":
+        text = next(value for value in values if isinstance(value, str))
+        rows = "0 and 1 for each label" if targets == "multilabel" else "numbers"
+        raise ValueError(
+            f"y holds the name {text!r}; targets={targets!r} takes rows (B, K) of {rows}. Nothing was changed."
+        )
     known = {name: number for number, name in enumerate(classes or ())}
     unknown = next((value for value in values if isinstance(value, str) and value not in known), None)
     if unknown is not None and not known:
@@ -70,13 +78,14 @@ def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
 
 
 def unpack(
-    batch: Any, names: Mapping[str, str] | None = None, views: bool = False, classes: Sequence[str] | None = None
-) -> TrainingBatch:
+    batch: Any, names: Mapping[str, str] | None = None, views: bool = False, classes: Sequence[str] | None = None,
+    targets: str = "classes",
+) -> TrainingBatch:  # fmt: skip
     """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict such as {"image": x, "label": y}.
 
     ``names`` are the names of the parts of a dict, e.g. ``{"x": "photo"}``. With ``views`` a batch may have several views of
     the samples, in a list, ((x1, x2), y), or one by one, (x1, x2, y). Only the first view is used. ``classes`` are the names
-    of the classes, by which labels may be given.
+    of the classes, by which labels may be given if ``targets`` is "classes".
 
     >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
     tensor([0, 1])
@@ -93,7 +102,7 @@ def unpack(
         y = next((part for part in batch if is_labels(part)), y)
     if views:
         ids = subjects = None  # ignore the other parts of the batch
-    y = torch.tensor(class_numbers(y, classes)) if is_texts(y) else y
+    y = torch.tensor(class_numbers(y, classes, targets)) if is_texts(y) else y
     if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
@@ -150,8 +159,9 @@ def is_labels(part: Any) -> bool:
 
 
 def batches_of(
-    loader: Any, device: torch.device, progress: bool, what: str, classes: Sequence[str] | None = None
-) -> Iterator[TrainingBatch]:
+    loader: Any, device: torch.device, progress: bool, what: str, classes: Sequence[str] | None = None,
+    targets: str = "classes",
+) -> Iterator[TrainingBatch]:  # fmt: skip
     """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and the output is a terminal."""
     if isinstance(loader, Tensor):
         raise ValueError(f"{what} takes images and labels, {what}(images, y), or batches of both, {what}(loader)")
@@ -161,7 +171,7 @@ def batches_of(
             f"{what}(DataLoader(dataset, batch_size=64))"
         )
     for batch in with_progress_bar(loader, what) if progress else loader:
-        part = unpack(batch, classes=classes)
+        part = unpack(batch, classes=classes, targets=targets)
         yield part._replace(x=to_device(part.x, device), y=part.y.to(device))
 
 

@@ -28,8 +28,7 @@ class Classifier(ClassifierMixin):
         if self._indicator:
             given = torch.from_numpy(np.ascontiguousarray(y))
             labels, _ = checks.targets(given, given, len(self.classes_), "multilabel")
-            if bool(checks.label_signs(labels).isnan().any()):
-                checks.raise_not_binary(labels)
+            checks.binary(labels)
             return labels.numpy()
         index = np.searchsorted(self.classes_, y)
         index = np.clip(index, 0, len(self.classes_) - 1)

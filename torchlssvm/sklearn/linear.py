@@ -538,7 +538,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression of one or several targets, with exact ``partial_fit`` and ``partial_unfit``.
 
     The grid, sparse rows and problems with fewer samples than features work as in :class:`LSSVMClassifier`. Targets have a
-    separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of these.
+    separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of these. A
+    ``NumericalWarning`` says if rounding loses much of a target.
 
     Args:
         rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation

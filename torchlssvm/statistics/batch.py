@@ -130,7 +130,7 @@ class BatchRules:
     ``choices`` are the grids chosen so far, and ``wanted`` is the user's request. If ``exact``, a grid of None in ``wanted`` is
     chosen from the data. Otherwise samples are summed as float64. ``normalize`` says how rows are normalized before they are
     rounded to the grid. ``standardized`` says that the machine divides columns by their deviation. ``targets`` are as for
-    :class:`~torchlssvm.Statistics`.
+    :class:`~torchlssvm.Statistics`. ``moments`` are those of the float targets held.
     """
 
     J: int
@@ -143,6 +143,7 @@ class BatchRules:
     normalize: str | None = None
     standardized: bool = False
     targets: str | None = None
+    moments: Tensor | None = None
 
 
 def check_batch(
@@ -177,6 +178,8 @@ def check_batch(
     choices = _decide(facts, kind, rules)
     if rules.choices.kind is None and rules.wanted.grid is None and choices.grid is not None:
         _warn_if_coarse(x, choices.grid, rules.standardized)
+    if rules.targets != "multilabel" and choices.target_grid is not None:
+        _warn_if_targets_are_lost(y, choices.target_grid, rules.moments)
     return _build(x, y, mult, ids, facts, choices, rules)
 
 
@@ -245,6 +248,36 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
             f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
             f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
             "feature or rescale the features first, or use grid=None.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, moments: Tensor | None) -> None:
+    """Warn if rounding changes a column of targets much, in any batch. y: (B, K).
+
+    All columns and all later batches share one grid, by default that of the largest target in the first batch. Rounding is
+    compared with the variation of the column, or with the column itself if it does not vary. Of fewer than 8 rows, which may be
+    alike by chance, the samples held count too: ``moments`` (F, K+1, K+1) of [1, t].
+    """
+    if checks.is_fake(y):
+        return
+    noise = (4 * torch.finfo(y.dtype).eps) ** 2
+    y = y.to(torch.float64)
+    spread, mean = torch.var_mean(y, 0, correction=0)
+    square = spread + mean.square()
+    if len(y) < 8 and moments is not None:
+        held = moments.sum(0, dtype=torch.float64)
+        held /= held[0, 0].clone()
+        spread = torch.maximum(spread, (held.diagonal() - held[0].square())[1:] * grid.resolution**2)
+    spread = torch.where(spread > noise * square, spread, square)
+    lost = (y - grid.snap(y)).square().mean(0) > 0.005 * spread  # as for a standardized feature: less than 4 steps
+    if bool(lost.any()):
+        column = int(lost.to(torch.int8).argmax())
+        warnings.warn(
+            f"the grid of the targets has steps of {grid.resolution:g}, for targets up to {grid.limit:g}. Column {column} of y "
+            f"varies by only {float(spread[column]) ** 0.5:.1g}, so rounding loses much of it. Subtract an offset from each "
+            "column of y, rescale the columns to the same size, give a head a finer target_grid, or use grid=None.",
             NumericalWarning,
             stacklevel=2,
         )

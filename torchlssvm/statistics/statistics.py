@@ -448,6 +448,7 @@ class Statistics:
         rules = BatchRules(
             self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
             None if gridded else self.normalize, self.scale is not None, self.targets,
+            self.moments if self.moments.ndim == 3 and self._weight > 0 else None,
         )  # fmt: skip
         batch = check_batch(rules, x, y, weight, ids, sparse)
         if self.per_class and batch.choices.kind == "values":
@@ -515,21 +516,37 @@ class Statistics:
     def check_possible(self, groups: Iterable[int] | None = None, ridge: float = 0.0) -> None:
         """Raise RemovalError if the sums, in total or of some groups, are not semidefinite, as no samples have such sums.
 
-        ``ridge`` is added to the sums of squares. The sums must be canonical and not empty.
+        ``ridge`` is added to the sums of squares of features. The sums must be canonical and not empty.
         """
         if self.drained:
             raise checks.removal_error("no sample would be left, but the sums would not be zero")
+        joint = self.exact and not ridge  # rounding in the products of features and targets has no such ridge
         if not self.exact:
             ridge = max(ridge, RELATIVE_ROUNDING * self.bound)
         if checks.to_host(self.diagonal().amin())[0][0] < -ridge:
             raise checks.removal_error("a sum of squares would fall below zero")
-        if groups is None and not is_semidefinite(*self.sums()[1:], ridge):
-            raise checks.removal_error("the sums would not be positive semidefinite")
+        if self.moments.ndim == 3:
+            self._check_possible_targets(self.moments.sum(0))
+        if groups is None:
+            border = self.class_sums() if joint and self.moments.ndim == 3 else self.sums()[2:]
+            if not is_semidefinite(self.packed(), *border, ridge):
+                raise checks.removal_error("the sums would not be positive semidefinite")
         for group in sorted(groups or ()):
             assert self.accumulator is not None
-            if not is_semidefinite(self.accumulator.total(group), *self.group_mean_terms(group), ridge):
+            border = self.group_mean_terms(group)
+            if joint and self.moments.ndim == 3:
+                border = self.side_sums(group), self.moments[group]
+            if not is_semidefinite(self.accumulator.total(group), *border, ridge):
                 which = f" of class {group % self.num_classes}" if self.per_class else ""
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
+
+    def _check_possible_targets(self, moments: Tensor) -> None:
+        """Raise RemovalError if no samples have these moments of [1, t] (K+1, K+1)."""
+        slack = 0.0 if self.exact else RELATIVE_ROUNDING * self.bound
+        if checks.to_host(moments.diagonal()[1:].amin())[0][0] < -slack or not is_semidefinite(
+            gram.pack(moments[1:, 1:], moments[:0, 1:]), moments[0, 1:], moments[0, 0], slack
+        ):
+            raise checks.removal_error("the sums of targets would not be positive semidefinite")
 
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
         """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""

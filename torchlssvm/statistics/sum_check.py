@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import gram
+from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.sample_identity import fold_of
@@ -84,6 +84,7 @@ class SumCheck:
                 z = torch.nn.functional.one_hot(y, s.num_classes).to(torch.float64)
         else:
             assert s.target_grid is not None
+            y = checks.label_signs(y) if s.targets == "multilabel" else y
             z = torch.cat([torch.ones_like(q[:, :1]), s.target_grid.quantize(y.reshape(len(y), -1))], 1)
             whole = z.to(torch.int64)
             self.moments.index_add_(0, folds, whole[:, :, None] * whole[:, None, :])

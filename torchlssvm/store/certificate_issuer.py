@@ -12,7 +12,7 @@ from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate, public_choices
 from torchlssvm.audit.checks import FileState
 from torchlssvm.errors import NotForgottenError, StoreError
-from torchlssvm.functional.grid import grid_to_fields
+from torchlssvm.functional.grid import FixedPoint, grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, NOTE_PREFIX, Database
@@ -95,7 +95,7 @@ class CertificateIssuer:
             samples=state["samples"],
             compacted=compacted >= last,
             scope={
-                "choices": head_choices(options, head)
+                "choices": head_choices(options, head, self.target_grid())
                 | made
                 | {name: {"state": "stated", "how": how} for name, how in choices.items()},
                 "snapshots": self.snapshots.names_before(last),
@@ -115,7 +115,7 @@ class CertificateIssuer:
         return entry.mac.hex() == certificate.commitment
 
     def grid(self) -> dict[str, Any] | None:
-        """Return the grid of the features, and the normalization applied before it, in the form used in a certificate.
+        """Return the grids of features and of numbers, and how rows are normalized, in the form used in a certificate.
 
         Raises StoreError if a head made from the store's options would use a different grid than the stored rows.
         """
@@ -125,7 +125,12 @@ class CertificateIssuer:
         if "in_features" in options and options.get("grid") not in ("auto", rows):
             raise StoreError(f"the store is damaged: the grid of its head is not that of its rows, {rows}")
         made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
-        return (fields | made_ready) or None
+        return (fields | grid_to_fields(None, self.target_grid()) | made_ready) or None
+
+    def target_grid(self) -> FixedPoint | None:
+        """Return the grid of float targets; None for classes and labels, which need no choice."""
+        is_number = self.db.get("head").get("targets") != "multilabel"
+        return self.table.codec.target_grid if is_number else None
 
     def shape(self) -> dict[str, int]:
         """Return the numbers of features and classes in the form used in a certificate."""
@@ -195,13 +200,16 @@ def file_commitment(key: bytes, digest: bytes) -> str:
     return hmac.digest(key, b"file " + digest, "sha256").hex()
 
 
-def head_choices(options: dict[str, Any], head: Any) -> dict[str, dict[str, str]]:
-    """The options that were specified for a head, as far as the store knows them."""
+def head_choices(
+    options: dict[str, Any], head: Any, target_grid: FixedPoint | None = None
+) -> dict[str, dict[str, str]]:
+    """The options that were specified for a head, as far as the store knows them. ``target_grid``: in use."""
     out = {}
     if "rho" in options:
         out["rho"] = {"state": "kept", "how": f"{head.rho!r}, declared unchanged by the erasure"}
-    if options.get("grid") == "auto":
-        out["grid"] = {"state": "kept", "how": "automatic, from the first samples"}
-    elif options.get("grid") is not None:
-        out["grid"] = {"state": "given", "how": "before any data"}
+    for name in ("grid",) if target_grid is None else ("grid", "target_grid"):
+        if options.get(name) == "auto":
+            out[name] = {"state": "kept", "how": "automatic, from the first samples"}
+        elif options.get(name) is not None:
+            out[name] = {"state": "given", "how": "before any data"}
     return out

@@ -37,7 +37,7 @@ from torchlssvm.events import (
     new_event_id,
 )
 from torchlssvm.files import sync_folder
-from torchlssvm.functional.checks import as_tensor
+from torchlssvm.functional.checks import as_tensor, truth
 from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
@@ -697,9 +697,10 @@ class SampleStore:
     def labels(self, names: Any) -> Any:
         """The labels of classes that are given by name: ``store.apply(Relabel(ids=["a"], y=store.labels(["cat"])))``.
 
-        Numbers stay as they are. Raises ValueError, with similar names, if there is no such class.
+        Numbers stay as they are. Raises ValueError, with similar names, if there is no such class, and for any name if samples
+        have several labels or numbers.
         """
-        return class_numbers(names, self.classes)
+        return class_numbers(names, self.classes, self._db.get("head").get("targets", "classes"))
 
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
         """Name the classes, in the order of the labels. You may give fewer names than there are classes.
@@ -955,7 +956,7 @@ class SampleStore:
         flips = None
         if x is not None:
             flips = len(x) if before is None or after is None else int((before != after).sum())
-        return Preview(samples, remaining, flips, accuracy(before, y), accuracy(after, y))
+        return Preview(samples, remaining, flips, *(accuracy(p, y, targets_of(adapter.head)) for p in (before, after)))
 
     # -- requests, receipts, and samples that stay erased ----------------------------------------------------------------
 
@@ -1297,12 +1298,11 @@ def predictions(adapter: HeadAdapter, x: Any) -> Tensor | None:
     return adapter.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
 
 
-def accuracy(predicted: Tensor | None, y: Any) -> float | None:
-    """The fraction of correct predictions; None without predictions or labels."""
+def accuracy(predicted: Tensor | None, y: Any, targets: str) -> float | None:
+    """The fraction of correct predictions; None without predictions or labels. ValueError for labels of another shape."""
     if predicted is None or y is None:
         return None
-    labels = y.cpu() if isinstance(y, Tensor) else as_tensor(y, "y", CPU)
-    return float((predicted.cpu() == labels).double().mean())
+    return float((predicted == truth(y, predicted, targets)).double().mean())
 
 
 def _readable(option: Any) -> str:

@@ -92,6 +92,7 @@ def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     mode = view.statistics.targets
     if mode is not None:
         y = checks.targets(y, y.new_empty(count, 0), view.num_classes, mode)[0].to(torch.float64)
+        y = checks.truth(y, y, mode)
         return checks.label_signs(y) if mode == "multilabel" else y
     if y.is_floating_point() or (y.ndim == 1 and view.num_classes == 1):
         y = y[:, None] if y.ndim == 1 else y
