@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.features.last_layer import find_last_layer
-from torchlssvm.features.texts import Tokenize, load_encoder
+from torchlssvm.features.texts import Tokenize, as_batch, load_encoder
 from torchlssvm.untrusted import check_regular, load_tensors
 
 __all__ = ["AUTO", "Pictures", "build", "load_network", "load_pt", "preprocessing"]
@@ -104,8 +104,7 @@ class Pictures:
 
     def __call__(self, pictures: Iterable[Any]) -> Tensor:
         """Read and transform pictures."""
-        listed = [pictures] if isinstance(pictures, str) or not isinstance(pictures, Iterable) else pictures
-        return torch.stack([self._read(picture) for picture in listed])
+        return torch.stack([self._read(picture) for picture in as_batch(pictures)])
 
     def _read(self, picture: Any) -> Tensor:
         if hasattr(picture, "convert"):

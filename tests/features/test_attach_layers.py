@@ -14,7 +14,7 @@ from tests.support.cli_tools import Shell
 from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
 from torchlssvm import AttachedClassifier, attach, verify
 from torchlssvm.backbone_hash import module_hash
-from torchlssvm.backbones import build
+from torchlssvm.backbones import Pictures, build
 from torchlssvm.export import export_onnx, export_program, freeze
 from torchlssvm.features import LayerTaps, RandomReLU, Views
 from torchlssvm.hub import from_pretrained, save_pretrained
@@ -272,6 +272,31 @@ def test_texts_one_at_a_time_can_be_removed():
     assert clf.head.digest() == empty
     with pytest.raises(ValueError, match="deterministic=8"):
         attach(encoder(), 2, tokenizer=WordTokenizer(), deterministic=8).features(TEXTS)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_text_is_a_batch_of_one(deterministic):
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), classes=["neg", "pos"], deterministic=deterministic, grid=2.0)
+    assert torch.equal(clf.features(TEXTS[0]), clf.features(TEXTS[:1]))
+    with pytest.raises(ValueError, match="y"):
+        clf.add(TEXTS[0], ["pos"] * len(TEXTS[0]))
+    clf.add(TEXTS, ["pos", "neg", "pos", "neg"])
+    assert clf.predict(TEXTS[0], names=True) == clf.predict(TEXTS[:1], names=True)
+    assert len(clf.preprocess(TEXTS[0])["input_ids"]) == 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_picture_is_a_batch_of_one(tmp_path, deterministic):
+    Image = pytest.importorskip("PIL.Image")
+    picture = Image.new("RGB", (4, 4), (90, 20, 200))
+    picture.save(tmp_path / "a.png")
+
+    def pixels(image):
+        return torch.tensor(list(image.tobytes())).float()
+
+    clf = attach(nn.Identity(), 2, in_features=48, preprocess=Pictures(pixels), deterministic=deterministic)
+    for one in (picture, tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert torch.equal(clf.features(one), pixels(picture)[None])
 
 
 def test_texts_without_a_tokenizer():

@@ -120,6 +120,26 @@ def test_a_choice_has_a_store_of_its_own(tmp_path: Path, kind: str) -> None:
     again.store.close()
 
 
+def test_a_copy_keeps_the_grid_and_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(N, 3)
+    x[:, 0], x[0, 2] = torch.linspace(-1, 1, N), 100.0
+    clf = attach(nn.Identity(), 3, in_features=3, store=tmp_path / "wide")
+    clf.add(x, Y, ids=IDS, subjects=SUBJECTS)
+    small = clf.restrict([0, 1], store=tmp_path / "small")
+    assert small.head.grid == clf.head.grid
+    assert small.head.digest() == clf.restrict([0, 1]).head.digest()
+    with pytest.raises(ValueError, match="not empty"):  # samples that are there already would join the copies
+        clf.restrict([0, 1], store=tmp_path / "small")
+    small.store.close()
+    with SampleStore(tmp_path / "small") as store:
+        assert (len(store), store.head.digest()) == (N, clf.restrict([0, 1]).head.digest())
+    monkeypatch.setattr(SampleStore, "name_classes", lambda *_: 1 / 0)
+    clf.store._db.put("classes", ["a", "b", "c"])
+    with pytest.raises(ZeroDivisionError):
+        clf.restrict([0, 1], store=tmp_path / "half")
+    assert not (tmp_path / "half").exists()
+
+
 def test_the_command_line_finds_the_chosen_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

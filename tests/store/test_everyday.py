@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -265,3 +266,17 @@ def test_several_subjects_are_removed_in_one_call_with_a_receipt(tmp_path: Path)
     assert ErasureReceipt.load(tmp_path / "r.json").ids == IDS[:8]
     clf.store.compact()  # the receipt is written, so the bytes can go
     assert len(clf.store) == N - 8
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_new_classes_have_names_of_their_own(tmp_path: Path, stored: bool) -> None:
+    place = {"store": tmp_path / "store"} if stored else {}
+    clf = attach(nn.Identity(), 2, in_features=J, **place)
+    for bad in (["1"], "0", ["a", "a"], ["zoe\u0308", "zo\u00eb"], 1.5, True, None, [None], [], 0, -1):
+        with pytest.raises(ValueError, match="classes"):
+            clf.add_classes(bad)  # type: ignore[arg-type]
+        assert (clf.head.num_classes, clf.classes) == (2, None)
+    clf.add_classes(np.int64(1))  # type: ignore[arg-type]
+    assert (clf.head.num_classes, clf.classes) == (3, None)
+    clf.add_classes(np.array(["fox"])).add_classes(1)  # type: ignore[arg-type]
+    assert (clf.head.num_classes, clf.classes) == (5, ["0", "1", "2", "fox", "4"])

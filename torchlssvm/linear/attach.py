@@ -7,8 +7,10 @@ import copy
 import itertools
 import os
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -20,7 +22,7 @@ from torchlssvm.backbones import load_network
 from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
-from torchlssvm.features.texts import Tokenize, is_encoder
+from torchlssvm.features.texts import Tokenize, as_batch, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.functional.checks import finite_scores, is_fake, label_signs, raise_not_binary
 from torchlssvm.functional.conformal import misfit, threshold
@@ -28,7 +30,15 @@ from torchlssvm.functional.several_targets import confusion_by_label, f1_score, 
 from torchlssvm.linear.column_selection import Selection, check_columns, restrict
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
-from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of, class_numbers, inputs_of, is_loader, to_device
+from torchlssvm.linear.labelled_batches import (
+    TrainingBatch,
+    batches_of,
+    class_numbers,
+    inputs_of,
+    is_loader,
+    more_classes,
+    to_device,
+)
 from torchlssvm.linear.linear_head import LinearHead, targets_of
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
@@ -415,6 +425,8 @@ class AttachedClassifier(nn.Module):
     def _features(self, images: Any) -> Tensor:
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
+        if self.preprocess is not None:
+            images = as_batch(images)
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
         phi = tensor_of(phi, self.in_features)
         shape = tuple(phi.shape)
@@ -839,16 +851,10 @@ class AttachedClassifier(nn.Module):
 
         Classes that had no name before are then called by their numbers.
         """
-        classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
             return self
-        K, more = self.head.num_classes, classes if isinstance(classes, int) else len(classes)
-        names = self.classes
-        if names is not None or not isinstance(classes, int):
-            old = names or [str(label) for label in range(K)]
-            new = [str(label) for label in range(K, K + more)] if isinstance(classes, int) else classes
-            names = _class_names([*old, *new], K + more)
+        more, names = more_classes(classes, self.classes, self.head.num_classes)
         self.head.add_classes(more)
         self.classes = names
         return self
@@ -859,7 +865,8 @@ class AttachedClassifier(nn.Module):
         Args:
             columns: the result of ``select`` or ``select_groups`` for ``clf.head`` (:mod:`torchlssvm.linear.column_selection`),
                 which also has a rho and a scale; or numbers (k,), a slice or a mask (J,).
-            store: the folder of a new store for the second classifier. The samples are copied from the store of this one.
+            store: the folder of a new store for the second classifier, which must not exist or be empty. The samples are copied
+                from the store of this one: all of them, or the folder is removed again.
         """
         self._follow()
         if not isinstance(self.head, LSSVMHead):
@@ -887,12 +894,14 @@ class AttachedClassifier(nn.Module):
             if self.samples is None:
                 raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
             made.head = type(head).from_config(head.config(), device=head.device)
-            if head.statistics.exact:
-                chosen = head.statistics.choices
-                made.head.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
-            made.join(store)
+            made.join(new_folder(store))
             assert made.samples is not None
-            made.samples.copy(self.store, inside, head)
+            try:
+                made.samples.copy(self.store, inside, head)
+            except BaseException:
+                made.store.close()
+                shutil.rmtree(store)
+                raise
         return made
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
@@ -1081,6 +1090,14 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color, fontsize=8)
     figure.savefig(path, dpi=120)
+
+
+def new_folder(path: Any) -> Path:
+    """The path of a folder to be made. ValueError if something is there: samples in it would join those that are copied."""
+    folder = Path(path)
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty, and the samples are copied to a new store: give another folder")
+    return folder
 
 
 def single_rows(batch: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,6 +67,31 @@ def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
         raise ValueError(f"there is no class {unknown!r}; {hint} Nothing was changed.")
     numbers = [known[value] if isinstance(value, str) else value for value in values]
     return numbers[0] if isinstance(y, str) else numbers
+
+
+def more_classes(more: Any, names: Sequence[str] | None, K: int) -> tuple[int, list[str] | None]:
+    """The number of classes to add to K classes, and the names of all classes then; None if no class has a name.
+
+    ``more`` is the number of new classes, or their names, or one name. Classes without a name are called by their numbers.
+
+    >>> more_classes("cat", None, 2)
+    (1, ['0', '1', 'cat'])
+    """
+    new = [more] if isinstance(more, str) else list(more) if isinstance(more, Iterable) else None
+    number = isinstance(more, int | np.integer) and not isinstance(more, bool)
+    if (new is None and not number) or not all(isinstance(name, str | int | np.integer) for name in new or ()):
+        raise ValueError(f"classes to add are a number, a name or a list of names; got {more!r}. Nothing was changed.")
+    count = int(more) if new is None else len(new)
+    if count < 1:
+        raise ValueError(f"give one or more classes to add, got {more!r}")
+    if new is None and not names:
+        return count, None
+    digits = [str(label) for label in range(K + count)]
+    known = [*(names or ()), *digits[len(names or ()) : K], *(digits[K:] if new is None else new)]
+    known = [unicodedata.normalize("NFC", str(name)) for name in known]
+    if len(set(known)) < len(known):
+        raise ValueError(f"the classes would be {known}, and they need different names. Nothing was changed.")
+    return count, known
 
 
 def unpack(

@@ -44,7 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
-from torchlssvm.linear.labelled_batches import class_numbers
+from torchlssvm.linear.labelled_batches import class_numbers, more_classes
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -719,14 +719,6 @@ class SampleStore:
         targets, because their number of columns is fixed, and StoreError for a kernel machine.
         """
         self._check_writable()
-        classes = [classes] if isinstance(classes, str) else classes
-        names = [] if isinstance(classes, int) else [check_text(name, "a class") for name in classes]
-        k = classes if isinstance(classes, int) else len(names)
-        known = self.classes
-        if k < 1 or len({*known, *names}) < len(known) + len(names):
-            raise ValueError(f"give one or more classes that are not there yet ({known}); got {classes!r}")
-        if names and len(known) < self.table.codec.K:
-            known += [str(label) for label in range(len(known), self.table.codec.K)]
         event = check_text(event_id or new_event_id(), "event_id")
         with self._db.held():
             adapter = self.live.required()
@@ -741,13 +733,14 @@ class SampleStore:
                     )
                 if self._journal.of(event) is not None:
                     raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
+                k, names = more_classes(classes, self.classes, self.table.codec.K)
                 trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
                 trial.add_classes(k)
                 state = self._journal.append([(event, "classes", [])], trial.digest())
                 self._db.put("head", trial.config())
                 self._db.put("chosen", trial.chosen())
-                if names:
-                    self._db.put("classes", known + names)
+                if names is not None:
+                    self._db.put("classes", [check_text(name, "a class") for name in names])
                 self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
                 self.live.discard_options()  # the next look at the store takes the new classes over
             self._committed(state["position"], bytes.fromhex(state["chain"]))
