@@ -30,7 +30,6 @@ from torchlssvm.events import (
     Event,
     EventBase,
     Remove,
-    as_list,
     check_free_text,
     check_ids,
     check_text,
@@ -413,7 +412,7 @@ class SampleStore:
         return self._journal.of(event_id) is not None
 
     def recorded_id(self, event_id: str) -> str:
-        """The id of an event in the journal, in certificates and in receipts: a keyed hash, unless the library made the id."""
+        """The id of an event in the journal, in certificates and in receipts: a hash under a key of this store."""
         return self._journal.recorded_id(event_id)
 
     def subjects(self) -> dict[str, int]:
@@ -1035,9 +1034,9 @@ class SampleStore:
             used.withdraw(tags)
             return len(tags)
 
-    def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
+    def receipt(self, event_ids: str | Sequence[str]) -> ErasureReceipt:
         """Make the receipt of erasures that belong to one request or to none; StoreError once a compaction has removed it."""
-        event_ids = [self.recorded_id(event_id) for event_id in event_ids]
+        event_ids = [self.recorded_id(event_id) for event_id in name_list(event_ids, "event_ids")]
         with self.view():
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
@@ -1052,7 +1051,7 @@ class SampleStore:
             recorded = request.for_receipt(self.recorded_id(request.id), self.requests.still_held(request))
             return self.receipts.make(event_ids, recorded)
 
-    def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
+    def write_receipt(self, event_ids: str | Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and record that it was written."""
         made = self.receipt(event_ids)
         refuse_in_store(Path(path))
@@ -1191,8 +1190,7 @@ class SampleStore:
         ``choices`` are other choices made from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
         self.refresh()
-        names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
-        wanted = dict.fromkeys(self.recorded_id(check_text(name, "event_id")) for name in names)
+        wanted = dict.fromkeys(self.recorded_id(name) for name in name_list(event_id, "event_id"))
         with self.view():
             self._db.check_place()
             adapter = self.live.follow()
