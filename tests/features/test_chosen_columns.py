@@ -177,3 +177,19 @@ def test_what_cannot_be_restricted(tmp_path: Path) -> None:
         wide(normalize="l2").add(x, Y).restrict([0])
     with pytest.raises(ValueError, match="MarginHead"):
         wide(head="margin").add(x, Y).restrict([0])
+
+
+def test_a_file_is_read_with_the_name_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    from torchlssvm.backbones import build
+
+    (tmp_path / "weights").mkdir()
+    torch.save(build("squeezenet1_1").state_dict(), tmp_path / "weights" / "squeezenet1_1_imagenet.pt")
+    monkeypatch.setenv("TORCHLSSVM_DATA", str(tmp_path))
+    clf = attach("squeezenet1_1", 2, classes=["dark", "light"])
+    pictures = [Image.new("RGB", (32, 32), (60 * i, 90, 200)) for i in range(4)]
+    clf.add(pictures, ["dark", "dark", "light", "light"]).save(tmp_path / "clf.pt")
+    again = AttachedClassifier.load(tmp_path / "clf.pt", "squeezenet1_1")
+    assert (again.source, again.predict(pictures, names=True)) == (clf.source, clf.predict(pictures, names=True))

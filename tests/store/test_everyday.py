@@ -190,6 +190,23 @@ def test_labels_by_name(tmp_path: Path, stored: bool) -> None:
             Add(["n"], X[:1], ["ant"])
 
 
+def test_samples_are_found_by_the_name_of_their_class(tmp_path: Path) -> None:
+    clf = attach(nn.Identity(), 3, in_features=J, classes=["ant", "bee", "cat"], store=tmp_path / "store")
+    clf.add(X, Y, ids=IDS)
+    assert clf.store.find(label="bee") == clf.store.find(label=1) == [i for i, k in zip(IDS, Y, strict=True) if k == 1]
+    for bad in ("owl", 7, -1, 0.5, True, ["bee"]):
+        with pytest.raises(ValueError, match=r"class|label"):
+            clf.store.find(label=bad)  # type: ignore[arg-type]
+
+
+def test_only_names_and_numbers_are_labels(tmp_path: Path) -> None:
+    clf = attach(nn.Identity(), 3, in_features=J, classes=["ant", "bee", "cat"]).add(X, Y)
+    for bad in (float("nan"), 1.7, None):
+        for verb in (clf.score, clf.add):
+            with pytest.raises(ValueError, match="among names"):
+                verb(X[:2], ["ant", bad])
+
+
 def test_names_of_classes_added_later_are_not_lost(tmp_path: Path) -> None:
     clf = attach(nn.Identity(), 2, in_features=J)
     clf.add_classes(["fox"]).add_classes(1)

@@ -427,6 +427,8 @@ class AttachedClassifier(nn.Module):
             self.backbone.eval()
         if self.preprocess is not None:
             images = as_batch(images)
+            if isinstance(images, list | tuple) and not images:
+                raise ValueError("the batch is empty: give at least one text or picture")
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
         phi = tensor_of(phi, self.in_features)
         shape = tuple(phi.shape)
@@ -981,7 +983,7 @@ class AttachedClassifier(nn.Module):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None, *, views: Sequence[Any] | None = None,
+        cls, path: str | os.PathLike[str], model: nn.Module | str, store: Any = None, *, views: Sequence[Any] | None = None,
         feature_map: nn.Module | None = None, tokenizer: Any = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> AttachedClassifier:  # fmt: skip
         """Read a classifier that :meth:`save` wrote, on a model of the same kind (with the same weights, if the file has none).
@@ -990,7 +992,7 @@ class AttachedClassifier(nn.Module):
 
         Args:
             path: the file; only tensors and primitives are read from it.
-            model: the network as it was given to :func:`attach`, or the backbone of the classifier. It is changed.
+            model: the network or its name as given to :func:`attach`, or the backbone of the classifier. It is changed.
             store: the folder of the store that keeps the samples. The store then determines the head.
             views: as given to :func:`attach`; needed if they include callables.
             feature_map: as given to :func:`attach`.
@@ -1017,6 +1019,10 @@ class AttachedClassifier(nn.Module):
             AttributeError,
         ) as error:
             raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
+        source = model if isinstance(model, str) else None
+        if isinstance(model, str):
+            model, prepared = load_network(model, tokenizer=tokenizer)
+            tokenizer, preprocess = None, preprocess or prepared
         tensors = [*model.parameters(), *model.buffers()]
         head.to(tensors[-1].device if tensors else "cpu")
         bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
@@ -1041,7 +1047,7 @@ class AttachedClassifier(nn.Module):
                 + ("" if with_weights else ", or other weights, and the file is without the weights of its own")
                 + ". Give the model that it was attached to"
             )
-        made.classes = saved.get("classes")
+        made.source, made.classes = source, saved.get("classes")
         return made if store is None else made.join(store)
 
     def _ask(self, verb: str, *args: Any, **options: Any) -> Any:

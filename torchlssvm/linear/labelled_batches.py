@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 class TrainingBatch(NamedTuple):
     """A batch: inputs, labels (B,), and ids and subjects if it has them.
 
-    Inputs are a tensor (B, ...), a list of texts, or a dict of tensors as a tokenizer returns it.
+    Inputs are a tensor (B, ...), a list of texts or pictures, or a dict of tensors as a tokenizer returns it.
     """
 
     x: Any
@@ -65,6 +66,9 @@ def class_numbers(y: Any, classes: Sequence[str] | None) -> Any:
         close = difflib.get_close_matches(unknown, known)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the classes are {listed(list(known))}."
         raise ValueError(f"there is no class {unknown!r}; {hint} Nothing was changed.")
+    others = [value for value in values if not isinstance(value, str | int | np.integer)]
+    if others:
+        raise ValueError(f"{others[0]!r} among names of classes is neither a name nor a number. Nothing was changed.")
     numbers = [known[value] if isinstance(value, str) else value for value in values]
     return numbers[0] if isinstance(y, str) else numbers
 
@@ -119,7 +123,7 @@ def unpack(
     if views:
         ids = subjects = None  # ignore the other parts of the batch
     y = torch.tensor(class_numbers(y, classes)) if is_texts(y) else y
-    if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
+    if not (isinstance(x, Tensor | Mapping) or is_listed(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
         elif isinstance(batch, list | tuple):
@@ -128,7 +132,7 @@ def unpack(
             found = type(batch).__name__
         raise ValueError(
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
-            f"a tensor y, and x a tensor, a list of texts or a dict of tokens; got {found}"
+            f"a tensor y, and x a tensor, a list of texts or pictures, or a dict of tokens; got {found}"
         )
     owners: list[str | None] | None = None
     if isinstance(subjects, str):
@@ -213,7 +217,7 @@ def unpack_inputs(batch: Any, names: Mapping[str, str] | None = None) -> Any:
     if isinstance(batch, Mapping):
         x = _parts_of_dict(batch, names)[0]
         return batch if x is None else x
-    labelled = isinstance(batch, list | tuple) and bool(batch) and not is_texts(batch)
+    labelled = isinstance(batch, list | tuple) and bool(batch) and not is_listed(batch)
     return batch[0] if labelled else batch
 
 
@@ -234,6 +238,12 @@ def to_device(x: Any, device: torch.device) -> Any:
 def is_texts(x: Any) -> bool:
     """True for a list or tuple of texts."""
     return isinstance(x, list | tuple) and bool(x) and all(isinstance(text, str) for text in x)
+
+
+def is_listed(x: Any) -> bool:
+    """True for a list or tuple of texts, of paths or of pictures of PIL."""
+    known = isinstance(x, list | tuple) and bool(x)
+    return known and all(isinstance(item, str | os.PathLike) or hasattr(item, "convert") for item in x)
 
 
 def with_progress_bar(batches: Any, what: str) -> Any:

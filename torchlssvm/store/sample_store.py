@@ -397,15 +397,22 @@ class SampleStore:
             self.table.load_codec()
             return self.table.read(self.table.find(wanted), wanted)
 
-    def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
-        """The ids of all samples of a subject, with a label, or both, in the order they were added."""
+    def find(self, subject: str | None = None, label: int | str | None = None) -> list[str]:
+        """The ids of all samples of a subject, with a label, or both, in the order they were added.
+
+        A label is the number of a class, or its name.
+        """
         with self.view():
-            targets = self._db.get("head").get("targets")
+            head = self._db.get("head")
+            targets = head.get("targets")
             if label is not None and targets is not None:
                 raise ValueError(
                     f"samples are found by a label if they have one class each; this store has {targets!r}"
                 )
-            return self.table.ids(None if subject is None else check_text(subject, "subject"), label)
+            number = self.labels(label)
+            if number is not None and (isinstance(number, bool) or number not in range(head["num_classes"])):
+                raise ValueError(f"label must be the name of a class or in 0..{head['num_classes'] - 1}; got {label!r}")
+            return self.table.ids(None if subject is None else check_text(subject, "subject"), number)
 
     def has_applied(self, event_id: str) -> bool:
         """True if an event with this id is in the journal."""
