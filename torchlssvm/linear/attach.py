@@ -896,13 +896,15 @@ class AttachedClassifier(nn.Module):
             if self.samples is None:
                 raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
             made.head = type(head).from_config(head.config(), device=head.device)
-            made.join(new_folder(store))
-            assert made.samples is not None
+            folder = new_folder(store)
             try:
+                made.join(folder)
+                assert made.samples is not None
                 made.samples.copy(self.store, inside, head)
             except BaseException:
-                made.store.close()
-                shutil.rmtree(store)
+                if made.samples is not None:
+                    made.store.close()
+                shutil.rmtree(folder, ignore_errors=True)
                 raise
         return made
 
@@ -1100,6 +1102,8 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
 
 def new_folder(path: Any) -> Path:
     """The path of a folder to be made. ValueError if something is there: samples in it would join those that are copied."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"store must be a folder to be made, got {type(path).__name__}")
     folder = Path(path)
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty, and the samples are copied to a new store: give another folder")
