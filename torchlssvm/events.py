@@ -90,15 +90,18 @@ def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """
     least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
     within = casefolded(text)
-    words = {within, *WORDS.findall(within), *PARTS_OF_WORDS.findall(within)}
-    letters = "".join(filter(str.isalnum, within))
+    parts = PARTS_OF_WORDS.findall(within)
+    words = {within, *WORDS.findall(within), *parts}
+    letters, shortest = "".join(filter(str.isalnum, within)), min(map(len, parts), default=0)
     for name in names:
         if name is not None:
             wanted = casefolded(name)
             if wanted in words or (len(name) >= least and wanted in within):
                 return True
+            if len(wanted) <= shortest or wanted.isalnum():
+                continue
             bare = "".join(filter(str.isalnum, wanted))
-            if bare != wanted and len(bare) >= least and not bare.isdecimal() and bare in letters:
+            if len(bare) >= least and not bare.isdecimal() and bare in letters:
                 spaced = r"[\W_]*".join(map(re.escape, bare))
                 if re.search(rf"(?<![^\W_]){spaced}(?![^\W_])", within):
                     return True
