@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.features.last_layer import find_last_layer
-from torchlssvm.features.texts import Tokenize, load_encoder
+from torchlssvm.features.texts import Tokenize, as_batch, load_encoder
 from torchlssvm.untrusted import check_regular, load_tensors
 
 __all__ = ["AUTO", "Pictures", "build", "load_network", "load_pt", "preprocessing"]
@@ -22,9 +22,6 @@ __all__ = ["AUTO", "Pictures", "build", "load_network", "load_pt", "preprocessin
 log = logging.getLogger("torchlssvm.backbones")
 
 AUTO, TIMM_PREFIX = "auto", "timm/"
-
-FROM_FILE = "Give a file with its state_dict: weights=FILE (on the command line --weights FILE)"
-"""Way out where weights cannot be downloaded."""
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
@@ -52,7 +49,11 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     try:
         model = _timm(name, weights, file) if name.startswith(TIMM_PREFIX) else _torchvision(name, weights, file)
     except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
-        raise OSError(f"the weights of {name} cannot be loaded: {error}. {FROM_FILE}") from error
+        raise OSError(
+            f"the weights of {name} cannot be loaded: {error}. Put a file with its state_dict at weights/{name}_imagenet.pt in "
+            "the folder that TORCHLSSVM_DATA names, or give the file: torchlssvm.backbones.build(name, FILE), weights=FILE of "
+            "an LSSVMModule, on the command line --weights FILE"
+        ) from error
     if file:
         _read(model, name, Path(str(weights)))
     return model
@@ -95,6 +96,8 @@ def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -
 class Pictures:
     """Turn a list of pictures (of PIL, or paths of their files) into the input (B, 3, H, W) of a network.
 
+    Pictures are turned upright as their EXIF data say. Pictures of 16 or 32 bits are refused: scale them to 8 bits first.
+
     Args:
         transform: the preprocessing of one picture.
     """
@@ -104,19 +107,29 @@ class Pictures:
 
     def __call__(self, pictures: Iterable[Any]) -> Tensor:
         """Read and transform pictures."""
-        listed = [pictures] if isinstance(pictures, str) or not isinstance(pictures, Iterable) else pictures
-        return torch.stack([self._read(picture) for picture in listed])
+        return torch.stack([self._read(picture) for picture in as_batch(pictures)])
 
     def _read(self, picture: Any) -> Tensor:
         if hasattr(picture, "convert"):
-            return self.transform(picture.convert("RGB"))  # type: ignore[no-any-return]
+            return self._input(picture)
         from PIL import Image
 
         try:
             with Image.open(picture) as image:
-                return self.transform(image.convert("RGB"))  # type: ignore[no-any-return]
+                return self._input(image)
         except Exception as error:  # the readers of image formats raise errors of many kinds
             raise ValueError(f"{picture} cannot be read as an image: {error}") from None
+
+    def _input(self, picture: Any) -> Tensor:
+        from PIL import ImageOps
+
+        if picture.mode.startswith(("I", "F")):
+            raise ValueError(
+                f"a picture of mode {picture.mode!r} has 16 or 32 bits, and values above 255 would become white: scale it to "
+                "8 bits first, all pictures by the same factor"
+            )
+        upright = ImageOps.exif_transpose(picture)
+        return self.transform(upright.convert("RGB"))  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         """The preprocessing, which is part of a store's fingerprint."""

@@ -10,7 +10,7 @@ can convert it to primitives (for JSON, a queue, a checkpoint) and back:
 True
 
 An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
-digits). A store does not keep an event id that you give: its journal, certificates and receipts contain a keyed hash of it
+digits). A store does not keep event ids: its journal, certificates and receipts contain a keyed hash of each
 (:meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`). Still, an event id must not contain the names of
 its own samples and subjects, because whoever has the store can test whether an event id was used.
 
@@ -61,9 +61,6 @@ PARTS_OF_WORDS = re.compile(r"[^\W_]+")
 RANDOM_ID = re.compile("[0-9a-f]{32}")
 """An event id of 128 random bits, as :func:`new_event_id` makes it."""
 
-NAMELESS_ID = re.compile(rf"(?:(?:rollback|readmission)-)?{RANDOM_ID.pattern}|R-\d{{4}}-\d\d-\d\d-[0-9a-f]{{4,8}}")
-"""Ids that the library makes for entries of a journal. They name nobody and are recorded as they are."""
-
 
 def new_event_id() -> str:
     """A random event id: 128 bits as hex."""
@@ -85,19 +82,29 @@ def casefolded(text: str) -> str:
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text contains one of the given ids and subjects, in any case and any form of Unicode.
 
-    Long names are searched for anywhere in the text. Short names are compared only with its words and parts of words.
+    Long names are searched for anywhere in the text. Short names are compared only with its words and parts of words. The signs
+    between the words of a name do not matter.
 
-    >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"])
-    (True, False)
+    >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"]), holds_name("for AnnaBerg", ["Anna Berg"])
+    (True, False, True)
     """
     least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
     within = casefolded(text)
-    words = {within, *WORDS.findall(within), *PARTS_OF_WORDS.findall(within)}
+    parts = PARTS_OF_WORDS.findall(within)
+    words = {within, *WORDS.findall(within), *parts}
+    letters, shortest = "".join(filter(str.isalnum, within)), min(map(len, parts), default=0)
     for name in names:
         if name is not None:
             wanted = casefolded(name)
             if wanted in words or (len(name) >= least and wanted in within):
                 return True
+            if len(wanted) <= shortest or wanted.isalnum():
+                continue
+            bare = "".join(filter(str.isalnum, wanted))
+            if len(bare) >= least and not bare.isdecimal() and bare in letters:
+                spaced = r"[\W_]*".join(map(re.escape, bare))
+                if re.search(rf"(?<![^\W_]){spaced}(?![^\W_])", within):
+                    return True
     return False
 
 

@@ -14,7 +14,7 @@ from tests.support.cli_tools import Shell
 from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
 from torchlssvm import AttachedClassifier, attach, verify
 from torchlssvm.backbone_hash import module_hash
-from torchlssvm.backbones import build
+from torchlssvm.backbones import Pictures, build
 from torchlssvm.export import export_onnx, export_program, freeze
 from torchlssvm.features import LayerTaps, RandomReLU, Views
 from torchlssvm.hub import from_pretrained, save_pretrained
@@ -272,6 +272,74 @@ def test_texts_one_at_a_time_can_be_removed():
     assert clf.head.digest() == empty
     with pytest.raises(ValueError, match="deterministic=8"):
         attach(encoder(), 2, tokenizer=WordTokenizer(), deterministic=8).features(TEXTS)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_text_is_a_batch_of_one(deterministic):
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), classes=["neg", "pos"], deterministic=deterministic, grid=2.0)
+    assert torch.equal(clf.features(TEXTS[0]), clf.features(TEXTS[:1]))
+    with pytest.raises(ValueError, match="y"):
+        clf.add(TEXTS[0], ["pos"] * len(TEXTS[0]))
+    clf.add(TEXTS, ["pos", "neg", "pos", "neg"])
+    assert clf.predict(TEXTS[0], names=True) == clf.predict(TEXTS[:1], names=True)
+    assert len(clf.preprocess(TEXTS[0])["input_ids"]) == 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_picture_is_a_batch_of_one(tmp_path, deterministic):
+    Image = pytest.importorskip("PIL.Image")
+    picture = Image.new("RGB", (4, 4), (90, 20, 200))
+    picture.save(tmp_path / "a.png")
+
+    def pixels(image):
+        return torch.tensor(list(image.tobytes())).float()
+
+    clf = attach(nn.Identity(), 2, in_features=48, preprocess=Pictures(pixels), deterministic=deterministic)
+    for one in (picture, tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert torch.equal(clf.features(one), pixels(picture)[None])
+
+
+def test_pictures_are_upright_and_of_eight_bits(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    reader = Pictures(
+        lambda image: torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(*image.size[::-1], 3)
+    )
+    upright = Image.new("RGB", (6, 4))
+    upright.putdata([(40 * i, 0, 0) for i in range(6)] * 4)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as turned:
+        assert torch.equal(reader([turned]), reader([upright]))
+    assert torch.equal(reader([tmp_path / "turned.png"]), reader([upright]))
+    for mode in ("I", "I;16", "F"):
+        deep = Image.new(mode, (6, 4), 1000)
+        deep.save(tmp_path / "deep.tiff")
+        for given in (deep, tmp_path / "deep.tiff"):
+            with pytest.raises(ValueError, match="8 bits"):
+                reader([given])
+
+
+def test_pictures_are_accepted_wherever_a_batch_is(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    pictures = [Image.new("RGB", (2, 2), (60 * i, 9, 9)) for i in range(4)]
+    paths = [tmp_path / f"{i}.png" for i in range(4)]
+    for picture, path in zip(pictures, paths, strict=True):
+        picture.save(path)
+    reader = Pictures(lambda image: torch.tensor(list(image.tobytes())).float())
+    y = torch.tensor([0, 0, 1, 1])
+
+    def made():
+        return attach(nn.Identity(), 2, in_features=12, preprocess=reader, grid=256.0)
+
+    digest = made().add(pictures, y).head.digest()
+    for given in (pictures, paths):
+        clf = made().fit([(given[:3], y[:3]), (given[3:], y[3:])])
+        assert clf.head.digest() == digest
+        assert clf.predict([given[:3], given[3:]]).tolist() == clf.predict(given).tolist()
+        assert clf.score([(given, y)]) == clf.score(given, y)
+    with pytest.raises(ValueError, match="empty"):
+        clf.predict([])
 
 
 def test_texts_without_a_tokenizer():

@@ -120,6 +120,26 @@ def test_a_choice_has_a_store_of_its_own(tmp_path: Path, kind: str) -> None:
     again.store.close()
 
 
+def test_a_copy_keeps_the_grid_and_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(N, 3)
+    x[:, 0], x[0, 2] = torch.linspace(-1, 1, N), 100.0
+    clf = attach(nn.Identity(), 3, in_features=3, store=tmp_path / "wide")
+    clf.add(x, Y, ids=IDS, subjects=SUBJECTS)
+    small = clf.restrict([0, 1], store=tmp_path / "small")
+    assert small.head.grid == clf.head.grid
+    assert small.head.digest() == clf.restrict([0, 1]).head.digest()
+    with pytest.raises(ValueError, match="not empty"):  # samples that are there already would join the copies
+        clf.restrict([0, 1], store=tmp_path / "small")
+    small.store.close()
+    with SampleStore(tmp_path / "small") as store:
+        assert (len(store), store.head.digest()) == (N, clf.restrict([0, 1]).head.digest())
+    monkeypatch.setattr(SampleStore, "name_classes", lambda *_: 1 / 0)
+    clf.store._db.put("classes", ["a", "b", "c"])
+    with pytest.raises(ZeroDivisionError):
+        clf.restrict([0, 1], store=tmp_path / "half")
+    assert not (tmp_path / "half").exists()
+
+
 def test_the_command_line_finds_the_chosen_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,3 +177,19 @@ def test_what_cannot_be_restricted(tmp_path: Path) -> None:
         wide(normalize="l2").add(x, Y).restrict([0])
     with pytest.raises(ValueError, match="MarginHead"):
         wide(head="margin").add(x, Y).restrict([0])
+
+
+def test_a_file_is_read_with_the_name_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    from torchlssvm.backbones import build
+
+    (tmp_path / "weights").mkdir()
+    torch.save(build("squeezenet1_1").state_dict(), tmp_path / "weights" / "squeezenet1_1_imagenet.pt")
+    monkeypatch.setenv("TORCHLSSVM_DATA", str(tmp_path))
+    clf = attach("squeezenet1_1", 2, classes=["dark", "light"])
+    pictures = [Image.new("RGB", (32, 32), (60 * i, 90, 200)) for i in range(4)]
+    clf.add(pictures, ["dark", "dark", "light", "light"]).save(tmp_path / "clf.pt")
+    again = AttachedClassifier.load(tmp_path / "clf.pt", "squeezenet1_1")
+    assert (again.source, again.predict(pictures, names=True)) == (clf.source, clf.predict(pictures, names=True))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,6 +190,23 @@ def test_labels_by_name(tmp_path: Path, stored: bool) -> None:
             Add(["n"], X[:1], ["ant"])
 
 
+def test_samples_are_found_by_the_name_of_their_class(tmp_path: Path) -> None:
+    clf = attach(nn.Identity(), 3, in_features=J, classes=["ant", "bee", "cat"], store=tmp_path / "store")
+    clf.add(X, Y, ids=IDS)
+    assert clf.store.find(label="bee") == clf.store.find(label=1) == [i for i, k in zip(IDS, Y, strict=True) if k == 1]
+    for bad in ("owl", 7, -1, 0.5, True, ["bee"]):
+        with pytest.raises(ValueError, match=r"class|label"):
+            clf.store.find(label=bad)  # type: ignore[arg-type]
+
+
+def test_only_names_and_numbers_are_labels(tmp_path: Path) -> None:
+    clf = attach(nn.Identity(), 3, in_features=J, classes=["ant", "bee", "cat"]).add(X, Y)
+    for bad in (float("nan"), 1.7, None):
+        for verb in (clf.score, clf.add):
+            with pytest.raises(ValueError, match="among names"):
+                verb(X[:2], ["ant", bad])
+
+
 def test_names_of_classes_added_later_are_not_lost(tmp_path: Path) -> None:
     clf = attach(nn.Identity(), 2, in_features=J)
     clf.add_classes(["fox"]).add_classes(1)
@@ -265,3 +283,17 @@ def test_several_subjects_are_removed_in_one_call_with_a_receipt(tmp_path: Path)
     assert ErasureReceipt.load(tmp_path / "r.json").ids == IDS[:8]
     clf.store.compact()  # the receipt is written, so the bytes can go
     assert len(clf.store) == N - 8
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_new_classes_have_names_of_their_own(tmp_path: Path, stored: bool) -> None:
+    place = {"store": tmp_path / "store"} if stored else {}
+    clf = attach(nn.Identity(), 2, in_features=J, **place)
+    for bad in (["1"], "0", ["a", "a"], ["zoe\u0308", "zo\u00eb"], 1.5, True, None, [None], [], 0, -1):
+        with pytest.raises(ValueError, match="classes"):
+            clf.add_classes(bad)  # type: ignore[arg-type]
+        assert (clf.head.num_classes, clf.classes) == (2, None)
+    clf.add_classes(np.int64(1))  # type: ignore[arg-type]
+    assert (clf.head.num_classes, clf.classes) == (3, None)
+    clf.add_classes(np.array(["fox"])).add_classes(1)  # type: ignore[arg-type]
+    assert (clf.head.num_classes, clf.classes) == (5, ["0", "1", "2", "fox", "4"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ def test_the_way_of_a_request(store: SampleStore, tmp_path: Path) -> None:
     )
     assert (opened.state, opened.due, opened.overdue) == ("received", "2026-02-28", True)
     entry = store.history()[-1]
-    assert (entry.kind, entry.event_id, entry.samples) == ("request", opened.id, 2)
+    assert (entry.kind, entry.event_id, entry.samples) == ("request", store.recorded_id(opened.id), 2)
     store.requests.take_step(opened.id, "previewed")
     receipts = store.apply([Remove(subject="customer-1"), Remove(subject="customer-2")], request=opened.id)
     with pytest.raises(StoreError, match="the receipts of 2 erasures are not written"):
@@ -269,3 +270,66 @@ def test_short_names_count_as_words(store: SampleStore) -> None:
     with pytest.raises(ValueError, match="holds an id or a subject"):
         store.requests.open("Zo\u00eb", reason="letter of zoe\u0308")
     assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing
+
+
+def test_an_open_request_knows_whom_to_answer_and_a_closed_one_does_not(store: SampleStore) -> None:
+    def on_disk(name: str) -> bool:
+        return any(name.encode() in path.read_bytes() for path in store.path.iterdir() if path.is_file())
+
+    store.apply(Add(["berg-1"], torch.ones(1, store.head.in_features), [0], subject="Anna Berg"))
+    request = store.requests.open(subjects="Anna Berg")
+    store.apply(Remove(subject="Anna Berg"))  # not as part of the request
+    store.compact()
+    assert store.requests.get(request.id).named("subject") == ["Anna Berg"]
+    store.requests.close(request.id, answer="erased earlier")
+    store.compact()
+    assert not on_disk("Anna Berg")
+
+
+@pytest.mark.parametrize("text", ["anna-berg", "AnnaBerg", "for anna.berg", "anna  berg", "ANNA_BERG-2"])
+def test_a_name_of_several_words_is_found_however_it_is_joined(store: SampleStore, text: str) -> None:
+    for field in ("operator", "reason", "request_id"):
+        with pytest.raises(ValueError, match=field):
+            store.requests.open("Anna Berg", **{field: text})
+    with pytest.raises(ValueError, match="event_id"):
+        Remove(subject="Anna Berg", event_id=text)
+    Remove(subject="Anna Berg", event_id="Joanna-Berger")
+    Remove(ids=["id-10"], event_id="valid 10 days")
+    assert not store.requests.all()
+
+
+# -- ids of events -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["R-2026-01-01-0123abcd", "rollback-" + "ab" * 16, hashlib.md5(b"anna@berg.de").hexdigest()]
+)
+def test_no_id_of_a_caller_is_recorded_as_it_is(store: SampleStore, name: str) -> None:
+    done = store.apply(Remove(subject="customer-1", event_id=name), keep_receipt=True)
+    recorded = store.recorded_id(name)
+    assert (done.event_id, store.history()[-1].event_id) == (name, recorded)
+    assert recorded == store.recorded_id(recorded) != name
+    assert store.has_applied(name)
+    assert store.has_applied(recorded)
+    assert [event["event_id"] for event in store.receipt(recorded).events] == [recorded]
+    assert [event["event_id"] for event in store.certificate(name).events] == [recorded]
+    assert not any(name.encode() in path.read_bytes() for path in store.path.iterdir() if path.is_file())
+
+
+def test_an_event_is_found_by_any_form_of_its_id(store: SampleStore) -> None:
+    store.apply(Remove(subject="customer-1", event_id="zo\u00eb"), keep_receipt=True)
+    store.apply(Remove(subject="customer-2", event_id=77), keep_receipt=True)  # type: ignore[arg-type]
+    for given in ("zoe\u0308", "zo\u00eb", 77, "77"):
+        assert store.has_applied(given)  # type: ignore[arg-type]
+        assert len(store.receipt(given).events) == 1  # type: ignore[arg-type]
+        assert store.receipt([given]).events == store.receipt(given).events  # type: ignore[arg-type, list-item]
+    with pytest.raises(ValueError, match="event_id"):
+        store.has_applied(7.7)  # type: ignore[arg-type]
+
+
+def test_an_id_and_its_recorded_form_are_one_id(store: SampleStore) -> None:
+    x = torch.ones(1, store.head.in_features)
+    both = [Add(["new"], x, [0], event_id="dd"), Add(["new"], x, [0], event_id=store.recorded_id("dd"))]
+    assert [done.applied for done in store.apply(both)] == [True, False]
+    with pytest.raises(ValueError, match="used"):
+        store.apply(Add(["other", "more"], torch.cat([x, x]), [0, 1], event_id=store.recorded_id("dd")))

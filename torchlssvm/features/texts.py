@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
+
+
+def as_batch(inputs: Any) -> Any:
+    """A single text, picture or path as a batch of one; batches stay as they are.
+
+    >>> as_batch("good film"), as_batch(["good", "bad"])
+    (['good film'], ['good', 'bad'])
+    """
+    return [inputs] if isinstance(inputs, str) or not isinstance(inputs, Iterable) else inputs
 
 
 class Tokenize:
@@ -26,7 +35,7 @@ class Tokenize:
         """Tokenize texts and return a dict of tensors (B, T)."""
         return dict(
             self.tokenizer(
-                list(texts), padding=True, truncation=self.max_length is not None, max_length=self.max_length,
+                list(as_batch(texts)), padding=True, truncation=self.max_length is not None, max_length=self.max_length,
                 return_tensors="pt",
             )
         )  # fmt: skip

@@ -6,8 +6,10 @@ import copy
 import itertools
 import os
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -19,7 +21,7 @@ from torchlssvm.backbones import load_network
 from torchlssvm.errors import NotFittedError, VerificationError
 from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_layer
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
-from torchlssvm.features.texts import Tokenize, is_encoder
+from torchlssvm.features.texts import Tokenize, as_batch, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
 from torchlssvm.files import replacement
 from torchlssvm.functional.checks import finite_scores, is_fake, truth
@@ -36,6 +38,7 @@ from torchlssvm.linear.labelled_batches import (
     inputs_of,
     is_loader,
     is_texts,
+    more_classes,
     to_device,
 )
 from torchlssvm.linear.linear_head import LinearHead, targets_of
@@ -443,6 +446,10 @@ class AttachedClassifier(nn.Module):
     def _features(self, images: Any) -> Tensor:
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
+        if self.preprocess is not None:
+            images = as_batch(images)
+            if isinstance(images, list | tuple) and not images:
+                raise ValueError("the batch is empty: give at least one text or picture")
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
         phi = tensor_of(phi, self.in_features)
         shape = tuple(phi.shape)
@@ -862,16 +869,10 @@ class AttachedClassifier(nn.Module):
 
         Classes that had no name before are then called by their numbers.
         """
-        classes = [classes] if isinstance(classes, str) else classes
         if self.samples is not None:
             self.samples.store.add_classes(classes)
             return self
-        K, more = self.head.num_classes, classes if isinstance(classes, int) else len(classes)
-        names = self.classes
-        if names is not None or not isinstance(classes, int):
-            old = names or [str(label) for label in range(K)]
-            new = [str(label) for label in range(K, K + more)] if isinstance(classes, int) else classes
-            names = _class_names([*old, *new], K + more)
+        more, names = more_classes(classes, self.classes, self.head.num_classes)
         self.head.add_classes(more)
         self.classes = names
         return self
@@ -882,7 +883,8 @@ class AttachedClassifier(nn.Module):
         Args:
             columns: the result of ``select`` or ``select_groups`` for ``clf.head`` (:mod:`torchlssvm.linear.column_selection`),
                 which also has a rho and a scale; or numbers (k,), a slice or a mask (J,).
-            store: the folder of a new store for the second classifier. The samples are copied from the store of this one.
+            store: the folder of a new store for the second classifier, which must not exist or be empty. The samples are copied
+                from the store of this one: all of them, or the folder is removed again.
         """
         self._follow()
         if not isinstance(self.head, LSSVMHead):
@@ -910,12 +912,16 @@ class AttachedClassifier(nn.Module):
             if self.samples is None:
                 raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
             made.head = type(head).from_config(head.config(), device=head.device)
-            if head.statistics.exact:
-                chosen = head.statistics.choices
-                made.head.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
-            made.join(store)
-            assert made.samples is not None
-            made.samples.copy(self.store, inside, head)
+            folder = new_folder(store)
+            try:
+                made.join(folder)
+                assert made.samples is not None
+                made.samples.copy(self.store, inside, head)
+            except BaseException:
+                if made.samples is not None:
+                    made.store.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         return made
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
@@ -992,7 +998,7 @@ class AttachedClassifier(nn.Module):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None, *, views: Sequence[Any] | None = None,
+        cls, path: str | os.PathLike[str], model: nn.Module | str, store: Any = None, *, views: Sequence[Any] | None = None,
         feature_map: nn.Module | None = None, tokenizer: Any = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> AttachedClassifier:  # fmt: skip
         """Read a classifier that :meth:`save` wrote, on a model of the same kind (with the same weights, if the file has none).
@@ -1001,7 +1007,7 @@ class AttachedClassifier(nn.Module):
 
         Args:
             path: the file; only tensors and primitives are read from it.
-            model: the network as it was given to :func:`attach`, or the backbone of the classifier. It is changed.
+            model: the network or its name as given to :func:`attach`, or the backbone of the classifier. It is changed.
             store: the folder of the store that keeps the samples. The store then determines the head.
             views: as given to :func:`attach`; needed if they include callables.
             feature_map: as given to :func:`attach`.
@@ -1028,6 +1034,10 @@ class AttachedClassifier(nn.Module):
             AttributeError,
         ) as error:
             raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
+        source = model if isinstance(model, str) else None
+        if isinstance(model, str):
+            model, prepared = load_network(model, tokenizer=tokenizer)
+            tokenizer, preprocess = None, preprocess or prepared
         tensors = [*model.parameters(), *model.buffers()]
         head.to(tensors[-1].device if tensors else "cpu")
         bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
@@ -1052,7 +1062,7 @@ class AttachedClassifier(nn.Module):
                 + ("" if with_weights else ", or other weights, and the file is without the weights of its own")
                 + ". Give the model that it was attached to"
             )
-        made.classes = saved.get("classes")
+        made.source, made.classes = source, saved.get("classes")
         return made if store is None else made.join(store)
 
     def _ask(self, verb: str, *args: Any, **options: Any) -> Any:
@@ -1101,6 +1111,16 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color, fontsize=8)
     figure.savefig(path, dpi=120)
+
+
+def new_folder(path: Any) -> Path:
+    """The path of a folder to be made. ValueError if something is there: samples in it would join those that are copied."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"store must be a folder to be made, got {type(path).__name__}")
+    folder = Path(path)
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty, and the samples are copied to a new store: give another folder")
+    return folder
 
 
 def single_rows(batch: Any) -> Iterator[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 class TrainingBatch(NamedTuple):
     """A batch: inputs, labels (B,), and ids and subjects if it has them.
 
-    Inputs are a tensor (B, ...), a list of texts, or a dict of tensors as a tokenizer returns it.
+    Inputs are a tensor (B, ...), a list of texts or pictures, or a dict of tensors as a tokenizer returns it.
     """
 
     x: Any
@@ -73,8 +75,36 @@ def class_numbers(y: Any, classes: Sequence[str] | None, targets: str = "classes
         close = difflib.get_close_matches(unknown, known)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the classes are {listed(list(known))}."
         raise ValueError(f"there is no class {unknown!r}; {hint} Nothing was changed.")
+    others = [value for value in values if not isinstance(value, str | int | np.integer)]
+    if others:
+        raise ValueError(f"{others[0]!r} among names of classes is neither a name nor a number. Nothing was changed.")
     numbers = [known[value] if isinstance(value, str) else value for value in values]
     return numbers[0] if isinstance(y, str) else numbers
+
+
+def more_classes(more: Any, names: Sequence[str] | None, K: int) -> tuple[int, list[str] | None]:
+    """The number of classes to add to K classes, and the names of all classes then; None if no class has a name.
+
+    ``more`` is the number of new classes, or their names, or one name. Classes without a name are called by their numbers.
+
+    >>> more_classes("cat", None, 2)
+    (1, ['0', '1', 'cat'])
+    """
+    new = [more] if isinstance(more, str) else list(more) if isinstance(more, Iterable) else None
+    number = isinstance(more, int | np.integer) and not isinstance(more, bool)
+    if (new is None and not number) or not all(isinstance(name, str | int | np.integer) for name in new or ()):
+        raise ValueError(f"classes to add are a number, a name or a list of names; got {more!r}. Nothing was changed.")
+    count = int(more) if new is None else len(new)
+    if count < 1:
+        raise ValueError(f"give one or more classes to add, got {more!r}")
+    if new is None and not names:
+        return count, None
+    digits = [str(label) for label in range(K + count)]
+    known = [*(names or ()), *digits[len(names or ()) : K], *(digits[K:] if new is None else new)]
+    known = [unicodedata.normalize("NFC", str(name)) for name in known]
+    if len(set(known)) < len(known):
+        raise ValueError(f"the classes would be {known}, and they need different names. Nothing was changed.")
+    return count, known
 
 
 def unpack(
@@ -103,7 +133,7 @@ def unpack(
     if views:
         ids = subjects = None  # ignore the other parts of the batch
     y = torch.tensor(class_numbers(y, classes, targets)) if is_texts(y) else y
-    if not (isinstance(x, Tensor | Mapping) or is_texts(x)) or not isinstance(y, Tensor):
+    if not (isinstance(x, Tensor | Mapping) or is_listed(x)) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
         elif isinstance(batch, list | tuple):
@@ -112,7 +142,7 @@ def unpack(
             found = type(batch).__name__
         raise ValueError(
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
-            f"a tensor y, and x a tensor, a list of texts or a dict of tokens; got {found}"
+            f"a tensor y, and x a tensor, a list of texts or pictures, or a dict of tokens; got {found}"
         )
     owners: list[str | None] | None = None
     if isinstance(subjects, str):
@@ -198,7 +228,7 @@ def unpack_inputs(batch: Any, names: Mapping[str, str] | None = None) -> Any:
     if isinstance(batch, Mapping):
         x = _parts_of_dict(batch, names)[0]
         return batch if x is None else x
-    labelled = isinstance(batch, list | tuple) and bool(batch) and not is_texts(batch)
+    labelled = isinstance(batch, list | tuple) and bool(batch) and not is_listed(batch)
     return batch[0] if labelled else batch
 
 
@@ -219,6 +249,12 @@ def to_device(x: Any, device: torch.device) -> Any:
 def is_texts(x: Any) -> bool:
     """True for a list or tuple of texts."""
     return isinstance(x, list | tuple) and bool(x) and all(isinstance(text, str) for text in x)
+
+
+def is_listed(x: Any) -> bool:
+    """True for a list or tuple of texts, of paths or of pictures of PIL."""
+    known = isinstance(x, list | tuple) and bool(x)
+    return known and all(isinstance(item, str | os.PathLike) or hasattr(item, "convert") for item in x)
 
 
 def with_progress_bar(batches: Any, what: str) -> Iterator[Any]:

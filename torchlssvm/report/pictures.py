@@ -64,13 +64,13 @@ def uri(picture: Any) -> str | None:
     if picture is None:
         return None
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ModuleNotFoundError:
         raise TorchLSSVMError("pictures need the package pillow: pip install 'torchlssvm[report]'") from None
     out = io.BytesIO()
     if isinstance(picture, str | Path):
         with Image.open(picture) as image:
-            small = image.convert("RGB")
+            small = ImageOps.exif_transpose(image).convert("RGB")
             small.thumbnail((2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
             small.save(out, "JPEG", quality=80)
         return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"

@@ -90,11 +90,15 @@ class AttachedSamples:
         return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
 
     def copy(self, source: SampleStore, columns: Tensor, head: Any) -> None:
-        """Copy all samples of a store with some columns (k,) of their features, and the choices that ``head`` made."""
-        for rows in source.batches():
-            self.add(rows.x[:, columns], rows.y, rows.ids, rows.subjects, more=True)
-        if source.classes:
-            self.store.name_classes(source.classes)
+        """Copy all samples of a store with some columns (k,) of their features, and the grid and choices of ``head``."""
+        if head.statistics.exact:
+            grids = head.statistics.choices
+            self.store.head.statistics.decide(grids.kind, grids.grid, grids.target_grid)
+        with source.view():
+            for rows in source.batches():
+                self.add(rows.x[:, columns], rows.y, rows.ids, rows.subjects, more=True)
+            if source.classes:
+                self.store.name_classes(source.classes)
         self.store._set_option(lambda mine: mine._choices.made.update(head._choices.made), choose_rho=False)
 
     def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:

@@ -2,10 +2,10 @@
 
 An entry contains the id, kind, time and number of samples of an event. It also contains a commitment SHA-256(nonce || id) for
 each sample, and an HMAC of the digest after the event. The commitments are sorted, so that they do not reveal the order of the
-samples. The nonces are stored in the samples' rows and are deleted with them. People write names into event ids, so an id that
-a caller gave is recorded as HMAC-SHA-256(key of the store, id), cut to 32 hex digits. Each position has its own HMAC key, and
-compaction destroys the keys of past positions. An erasure therefore rewrites no entry, and afterwards nobody can use the
-journal to test a guess about an erased sample. Certificates publish the HMAC.
+samples. The nonces are stored in the samples' rows and are deleted with them. People write names into event ids, or hashes of
+names, so every id is recorded as a hash under a key of the store (:meth:`Journal.recorded_id`). Each position has its own HMAC
+key, and compaction destroys the keys of past positions. An erasure therefore rewrites no entry, and afterwards nobody can use
+the journal to test a guess about an erased sample. Certificates publish the HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -24,7 +24,7 @@ from typing import Any
 
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
-from torchlssvm.events import EVENT_CLASSES, NAMELESS_ID
+from torchlssvm.events import EVENT_CLASSES, check_text
 from torchlssvm.store.database import Database
 
 CHAIN_START = bytes(32)
@@ -109,15 +109,26 @@ class Journal:
         self._id_key: bytes | None = None
 
     def recorded_id(self, event_id: str) -> str:
-        """The id under which an event is recorded: a keyed hash of the id, unless the library made the id."""
+        """The id under which an event is recorded, 32 hex digits. The recorded id of a recorded id is itself.
+
+        The first 20 digits are from HMAC-SHA-256(key of the store, id). The others are from the HMAC of a NUL, which no id has,
+        and the first 20: only this store makes a recorded id, so an id of a caller is never taken for one.
+        """
+        event_id = check_text(event_id, "event_id")
         if self._id_key is None:
             try:
                 self._id_key = bytes.fromhex(self.db.get("state")["id_key"])
             except (KeyError, TypeError, ValueError):
                 raise self.db.damaged("the key of its event ids cannot be read") from None
-        if NAMELESS_ID.fullmatch(event_id):
+        name = event_id[:20]
+        if event_id == name + self._hash("\0" + name)[:12]:
             return event_id
-        return hmac.digest(self._id_key, event_id.encode(), "sha256").hex()[:32]
+        name = self._hash(event_id)[:20]
+        return name + self._hash("\0" + name)[:12]
+
+    def _hash(self, text: str) -> str:
+        assert self._id_key is not None
+        return hmac.digest(self._id_key, text.encode(), "sha256").hex()
 
     def entries(self, after: int = 0) -> list[Entry]:
         """Return all entries after a position with a checked chain. A StoreError names the first missing or altered entry."""

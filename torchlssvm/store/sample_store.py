@@ -30,7 +30,6 @@ from torchlssvm.events import (
     Event,
     EventBase,
     Remove,
-    as_list,
     check_free_text,
     check_ids,
     check_text,
@@ -45,7 +44,7 @@ from torchlssvm.linear.data_choices import ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
 from torchlssvm.linear.discriminant_rule import choose_rule, has_open_rule
 from torchlssvm.linear.kinds import HEAD_TYPES
-from torchlssvm.linear.labelled_batches import class_numbers
+from torchlssvm.linear.labelled_batches import class_numbers, more_classes
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -400,22 +399,29 @@ class SampleStore:
             self.table.load_codec()
             return self.table.read(self.table.find(wanted), wanted)
 
-    def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
-        """The ids of all samples of a subject, with a label, or both, in the order they were added."""
+    def find(self, subject: str | None = None, label: int | str | None = None) -> list[str]:
+        """The ids of all samples of a subject, with a label, or both, in the order they were added.
+
+        A label is the number of a class, or its name.
+        """
         with self.view():
-            targets = self._db.get("head").get("targets")
+            head = self._db.get("head")
+            targets = head.get("targets")
             if label is not None and targets is not None:
                 raise ValueError(
                     f"samples are found by a label if they have one class each; this store has {targets!r}"
                 )
-            return self.table.ids(None if subject is None else check_text(subject, "subject"), label)
+            number = self.labels(label)
+            if number is not None and (isinstance(number, bool) or number not in range(head["num_classes"])):
+                raise ValueError(f"label must be the name of a class or in 0..{head['num_classes'] - 1}; got {label!r}")
+            return self.table.ids(None if subject is None else check_text(subject, "subject"), number)
 
     def has_applied(self, event_id: str) -> bool:
         """True if an event with this id is in the journal."""
         return self._journal.of(event_id) is not None
 
     def recorded_id(self, event_id: str) -> str:
-        """The id of an event in the journal, in certificates and in receipts: a keyed hash, unless the library made the id."""
+        """The id of an event in the journal, in certificates and in receipts: a hash under a key of this store."""
         return self._journal.recorded_id(event_id)
 
     def subjects(self) -> dict[str, int]:
@@ -723,14 +729,6 @@ class SampleStore:
         targets, because their number of columns is fixed, and StoreError for a kernel machine.
         """
         self._check_writable()
-        classes = [classes] if isinstance(classes, str) else classes
-        names = [] if isinstance(classes, int) else [check_text(name, "a class") for name in classes]
-        k = classes if isinstance(classes, int) else len(names)
-        known = self.classes
-        if k < 1 or len({*known, *names}) < len(known) + len(names):
-            raise ValueError(f"give one or more classes that are not there yet ({known}); got {classes!r}")
-        if names and len(known) < self.table.codec.K:
-            known += [str(label) for label in range(len(known), self.table.codec.K)]
         event = check_text(event_id or new_event_id(), "event_id")
         with self._db.held():
             adapter = self.live.required()
@@ -745,13 +743,14 @@ class SampleStore:
                     )
                 if self._journal.of(event) is not None:
                     raise ValueError(f"the id {event!r} was used before in the journal. Nothing was changed.")
+                k, names = more_classes(classes, self.classes, self.table.codec.K)
                 trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
                 trial.add_classes(k)
                 state = self._journal.append([(event, "classes", [])], trial.digest())
                 self._db.put("head", trial.config())
                 self._db.put("chosen", trial.chosen())
-                if names:
-                    self._db.put("classes", known + names)
+                if names is not None:
+                    self._db.put("classes", [check_text(name, "a class") for name in names])
                 self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
                 self.live.discard_options()  # the next look at the store takes the new classes over
             self._committed(state["position"], bytes.fromhex(state["chain"]))
@@ -1046,9 +1045,9 @@ class SampleStore:
             used.withdraw(tags)
             return len(tags)
 
-    def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
+    def receipt(self, event_ids: str | Sequence[str]) -> ErasureReceipt:
         """Make the receipt of erasures that belong to one request or to none; StoreError once a compaction has removed it."""
-        event_ids = [self.recorded_id(event_id) for event_id in event_ids]
+        event_ids = [self.recorded_id(event_id) for event_id in name_list(event_ids, "event_ids")]
         with self.view():
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
@@ -1063,7 +1062,7 @@ class SampleStore:
             recorded = request.for_receipt(self.recorded_id(request.id), self.requests.still_held(request))
             return self.receipts.make(event_ids, recorded)
 
-    def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
+    def write_receipt(self, event_ids: str | Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and record that it was written."""
         made = self.receipt(event_ids)
         refuse_in_store(Path(path))
@@ -1202,8 +1201,7 @@ class SampleStore:
         ``choices`` are other choices made from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
         self.refresh()
-        names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
-        wanted = dict.fromkeys(self.recorded_id(check_text(name, "event_id")) for name in names)
+        wanted = dict.fromkeys(self.recorded_id(name) for name in name_list(event_id, "event_id"))
         with self.view():
             self._db.check_place()
             adapter = self.live.follow()

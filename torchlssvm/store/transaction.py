@@ -153,6 +153,7 @@ class Transaction:
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
         self.done: list[EventResult] = []
+        self._results: dict[str, EventResult] = {}  # those of done, by their ids in the journal
         self.erased: set[str] = set()
         self.head_changed = False
         self._change = NetChange()
@@ -186,8 +187,8 @@ class Transaction:
             raise
 
     def _apply(self, event: Event) -> EventResult:
-        past: EventResult | Entry | None = next((done for done in self.done if done.event_id == event.event_id), None)
-        past = past or self.journal.of(event.event_id)
+        recorded = self.journal.recorded_id(event.event_id)
+        past: EventResult | Entry | None = self._results.get(recorded) or self.journal.of(recorded)
         if past is not None:
             if isinstance(event, Add) and len(event.ids) > past.samples:  # some may have been left out the first time
                 event = self.suppression.screen(event)[0] or event
@@ -209,6 +210,7 @@ class Transaction:
             event.event_id, event.kind, self.position, True, len(ids), None, nonces, left_out=tuple(left_out)
         )
         self.done.append(done)
+        self._results[recorded] = done
         return done
 
     def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:

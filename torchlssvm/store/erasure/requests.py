@@ -1,7 +1,7 @@
 """Erasure requests and their receipts: who asked and when, when the answer is due, and what was done.
 
-A request is a record in the store. Its names (subjects and ids) stay readable while they are needed. The compaction after the
-erasure replaces the names with the commitments that the journal recorded when the request was opened.
+A request is a record in the store. Its names (subjects and ids) stay readable while they are needed. The compaction after its
+erasure, or after its answer, replaces the names with the commitments that the journal recorded when the request was opened.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ class Requests:
 
     def get(self, request_id: str) -> ErasureRequest:
         """Return the request with this id. Raises ValueError if the store has no such request."""
+        request_id = check_text(request_id, "request_id")
         for name in (request_id, self.journal.recorded_id(request_id)):
             record = self.db.get(REQUEST_PREFIX + name, None)
             if record is not None:
@@ -332,7 +333,10 @@ class Requests:
         ]
 
     def forget_names(self) -> None:
-        """Replace names with commitments in answered requests, and in requests that have no samples left in the store."""
+        """Replace names with commitments in answered requests, and in requests whose erasures left no samples of theirs.
+
+        An open request without an erasure of its own keeps its names, even if the samples are gone: it has to be answered.
+        """
         for request in self.all():
             if request.forgotten or not (request.events or not request.open):
                 continue
