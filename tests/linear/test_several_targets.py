@@ -476,7 +476,8 @@ def test_attached_with_a_store(targets: str, tmp_path: Any) -> None:
     assert loaded.targets == targets
     torch.testing.assert_close(loaded(X), scores)
     with pytest.raises(ValueError, match="targets"):
-        attach(torch.nn.Linear(J, 9), K, store=tmp_path / "store", grid=GRID)
+        attach(torch.nn.Linear(J, 9), K, store=tmp_path / "store", grid=GRID, targets="classes")
+    assert attach(torch.nn.Linear(J, 9), K, store=tmp_path / "store").targets == targets
 
 
 def test_a_store_refuses_other_labels_and_stays_as_it_was(tmp_path: Any) -> None:

@@ -142,7 +142,7 @@ def test_confusion_matrix_and_single_pictures(pictures: tuple[Any, Tensor, Tenso
 
 def test_first_guesses_of_a_newcomer(pictures: tuple[Any, Tensor, Tensor], tmp_path: Path) -> None:
     clf, x, y = pictures
-    with pytest.raises(ValueError, match=r"add\(images, y\)"):
+    with pytest.raises(ValueError, match=r"add\(x, y\)"):
         clf.fit(x, y)
     with pytest.raises(ValueError, match="list of names"):
         attach(nn.Linear(4, 3), 3, classes="abc")  # type: ignore[arg-type]
