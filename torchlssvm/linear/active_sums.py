@@ -62,10 +62,8 @@ class ActiveSums:
             if not members:
                 continue
             sums[g] = packed = torch.empty(gram.packed_size(J, 2), dtype=torch.int64, device=rows.device)
-            if len(groups.values) == 1:
-                packed[:bare] = stats.packed()[:bare]
-            else:
-                packed[:bare] = sum(stats.packed(c)[:bare] for c in members)
+            classes = [None] if len(groups.values) == 1 else members
+            packed[:bare] = stats.packed([i for c in classes for i in stats.groups_of(c)])[:bare]
             own = [label] if label in members else []
             for i, some in enumerate((members, own)):
                 gram.side_view(packed, J, 2)[i] = V[some].sum(0)
