@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, expected, write
 from tests.support.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
 from torchlssvm import Certificate, LSSVMHead, TorchLSSVMError, verify
+from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.audit import ErasureReceipt
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import DataCorrection, FitHead, LabelAudit, OnlineProbe
-from torchlssvm.lightning.label_audit import rank_suspects
 from torchlssvm.store import SampleStore
 
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)
@@ -210,9 +210,9 @@ def test_an_audit_comes_after_the_choice_of_rho(tmp_path: Path) -> None:
     quiet(tmp_path, callbacks=[audit]).fit(m, loader())
     chosen = truth(X, Y)
     assert m.head.rho == chosen.rho != 1.0
-    expected = [s for s in rank_suspects(chosen, [str(i) for i in range(67)], X, Y) if s.margin < 0]
-    assert [s.id for s in audit.suspects] == [s.id for s in expected]
-    assert [s.margin for s in audit.suspects] == pytest.approx([s.margin for s in expected])
+    expected = find_label_errors(chosen, X, Y)
+    assert [int(s.id) for s in audit.suspects] == expected.suspects.tolist()
+    assert [s.margin for s in audit.suspects] == pytest.approx(expected.margins[expected.suspects].tolist())
 
 
 def test_a_callback_says_what_it_cannot_find(tmp_path: Path) -> None:
