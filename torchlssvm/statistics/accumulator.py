@@ -151,7 +151,8 @@ class Accumulator:
 
     def append(self, changes: list[tuple[SampleBatch, int]]) -> list[Tensor] | None:
         """Put a few rows into the tail and return views of their features. For more rows, do nothing and return None."""
-        rows, bound = sum(len(batch) for batch, _ in changes), sum(float(batch.bounds.sum()) for batch, _ in changes)
+        rows = sum(len(batch) for batch, _ in changes)
+        bound = sum(batch.gross for batch, _ in changes) if self.exact else float(rows)
         # 256 rows: a larger change fills a product of its own
         if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(batch.x.is_sparse for batch, _ in changes):
             return None

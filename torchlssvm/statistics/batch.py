@@ -84,13 +84,14 @@ class SampleBatch:
         here, observer = torch.from_numpy(rows).to(self.x.device), self.observer
         tensors = {name: getattr(self, name) for name in ("labels", "targets", "mult", "folds")}
         arrays = {name: getattr(self, name) for name in ("bounds", "host_labels", "host_folds")}
+        some: dict[str, Any] = {name: value[here] for name, value in tensors.items() if value is not None}
+        some |= {name: value[rows] for name, value in arrays.items() if value is not None}
         return replace(
             self,
             x=pick_rows(self.x, here) if x is None else x,
             ids=None if self.ids is None else [self.ids[i] for i in rows],
-            observer=None if observer is None else lambda some, q: observer(here[some], q),
-            **{name: None if value is None else value[here] for name, value in tensors.items()},
-            **{name: None if value is None else value[rows] for name, value in arrays.items()},
+            observer=None if observer is None else lambda part, q: observer(here[part], q),
+            **some,
         )
 
 
