@@ -84,9 +84,8 @@ class KernelMachine(nn.Module):
         return len(self._slots)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
+        """The class with the highest score; ValueError for a row that holds NaN."""
+        return checks.finite_scores(self(x)).argmax(1)
 
     def planned_bytes(self, n: int, J: int) -> int:
         """Return about how many bytes n samples of width J need at the peak of a solve and of the updates after it.

@@ -136,9 +136,8 @@ class MultiClass(nn.Module):
         return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
+        """The class with the highest score; ValueError for a row that holds NaN."""
+        return checks.finite_scores(self(x)).argmax(1)
 
     def planned_bytes(self, n: int, J: int) -> int:
         """Return about how many bytes n samples of width J need, with as many of each class: the sum over all machines."""

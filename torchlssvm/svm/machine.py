@@ -393,8 +393,8 @@ class IncrementalSVM(nn.Module):
         return torch.stack([-f, f], 1)
 
     def predict(self, x: Any) -> Tensor:  # (B, J) -> (B,)
-        """Predict the class, which is 1 if f > 0 and 0 otherwise."""
-        return (self.decision(x) > 0).long()
+        """Predict the class, which is 1 if f > 0 and 0 otherwise; ValueError for a row that holds NaN."""
+        return (checks.finite_scores(self(x))[:, 1] > 0).long()
 
     @exactly
     def expansion(self) -> tuple[Tensor, Tensor, float]:
