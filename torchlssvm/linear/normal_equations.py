@@ -97,13 +97,11 @@ def coded_sums(
 
 def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> list[GroupSums]:
     """The sums that make up a system, with their weights."""
-    if labels is None and weights is None:
-        return [stats.sums()]
-    if weights is not None:
-        values = weights.tolist()  # the weights scale whole matrices, as numbers
-        return [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
-    a, b = (stats.sums(c) for c in labels or ())
-    return [GroupSums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+    if weights is None:
+        return [stats.sums([group for c in labels or [None] for group in stats.groups_of(c)])]
+    values = weights.tolist()  # the weights scale whole matrices, as numbers
+    present = [c for c in labels or range(stats.num_classes) if values[c] != 0]
+    return [stats.sums(stats.groups_of(c), values[c]) for c in present]
 
 
 Targets: TypeAlias = Callable[[Centre | None], tuple[Tensor, Tensor]]
