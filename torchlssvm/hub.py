@@ -34,7 +34,7 @@ from torchlssvm.export import FlatFeatures, NormalizedLinear, PairVotes, freeze,
 from torchlssvm.features.description import describe_network
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import LinearHead
-from torchlssvm.linear.attach import AttachedClassifier, apply_network_options
+from torchlssvm.linear.attach import AttachedClassifier, Features, NetworkOptions, make_features
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.store import SampleStore
 from torchlssvm.untrusted import read_regular
@@ -170,14 +170,18 @@ def from_pretrained(
     config = read_config(place, name)
     expected = config["backbone_hash"]
     if backbone is not None and expected is not None and module_hash(backbone) != expected:
-        backbone = apply_network_options(backbone, config.get("network") or {})
+        try:
+            backbone = make_features(backbone, NetworkOptions(**config.get("network") or {})).backbone
+        except TypeError as error:
+            raise ValueError(f"{name} describes a network by options that do not exist: {error}") from error
         if module_hash(backbone) != expected:
             raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
     scores = read_head(place, config, name) if statistics else read_weights(place, config)
     if backbone is None:
         return scores
     if statistics:
-        made = AttachedClassifier(backbone, scores, config["in_features"])
+        J = config["in_features"]
+        made = AttachedClassifier(Features(backbone, J, NetworkOptions(in_features=J)), scores)
         made.classes = config.get("class_names")
         return made
     return nn.Sequential(backbone.requires_grad_(False), FlatFeatures(next(scores.parameters()).dtype), scores).eval()

@@ -206,6 +206,7 @@ def _expect_refusals(case: Case, machine: Any) -> None:
     broken[1, 0] = float("nan")
     for bad_x, bad_y in ((x[:, :-1], y), (x[0], y), (x, y[:2]), (broken, y), (x, y - y - 1), (x, y + 0.5)):
         _expect(ValueError, machine.add, bad_x, bad_y)
+    _expect(ValueError, machine.predict, broken)
     if hasattr(machine, "ids"):
         _expect(RemovalError, machine.remove, torch.tensor([10**9]))
         _expect(RemovalError, machine.relabel, torch.tensor([10**9]), y[:1])

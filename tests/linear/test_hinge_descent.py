@@ -6,7 +6,6 @@ import torch
 from scipy.optimize import minimize
 
 from torchlssvm import MarginHead
-from torchlssvm.linear.active_sums import ActiveSums
 from torchlssvm.linear.hinge_descent import HingeDescent
 
 N, J, K, RHO = 300, 40, 3, 2.0
@@ -38,10 +37,9 @@ def test_the_objective_falls_to_the_minimum(intercept, scale):
         rows = (rows - rows.mean(0)) / rows.std(0)
     least = [lowest(rows, np.where(labels == k, 1.0, -1.0), intercept) for k in range(K)]
     solver = head._solver
-    total = ActiveSums.of_all(solver.rows, solver.groups, 0, solver.stats)
     signs = torch.stack([solver.signs(k) for k in range(K)], 1)
     weight = solver.row_weights()[:, None].expand_as(signs)
-    problem = HingeDescent(total, solver.scale, signs, weight)
+    problem = HingeDescent(solver, solver.scale, signs, weight)
     point, excess = problem.start(), []
     for _ in range(10):
         value = point.w[: solver.scale.width(J)].square().sum(0) + (1.0 - point.margins).clamp(min=0.0).square().sum(0)

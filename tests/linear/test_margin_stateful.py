@@ -107,9 +107,9 @@ class Histories(RuleBasedStateMachine):
         copies = torch.tensor([self.held[s] for s in samples], dtype=torch.float64)
         fresh.add(x, y, copies)
         assert self.head.digest() == fresh.digest()
-        active = self.head.active(x, y)
+        active, by_class = self.head.active(x, y), self.head._solver.class_weights()
         assert torch.equal(active, fresh.active(x, y))
-        weight = self.head._solver.groups.by_row(y) * copies
+        weight = (torch.ones(K, dtype=torch.float64) if by_class is None else by_class)[y] * copies
         rows, rho, mean = [row for row, _ in samples], self.head.rho, [0] * J
         if self.head.scale is not None:
             rows, rho, mean = standardised(rows, [self.held[s] for s in samples], rho)

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def test_it_says_what_is_so(place) -> None:
     assert "erasure.json" in text
     assert "other.json" in text
     assert "writer5" not in text  # erased
+
+
+def test_samples_of_a_subject_are_left_out_together(place, capsys) -> None:
+    page = str(place / "by_subject.html")
+    assert main(["report", str(place / "store"), "--out", page, "--groups", "subject", "--json"]) == 0
+    with SampleStore(place / "store", readonly=True) as store:
+        assert json.loads(capsys.readouterr().out)["accuracy"] == gather(store, groups="subject").accuracy
+        assert gather(store, groups="subject").accuracy != gather(store).accuracy
 
 
 def test_it_opens_with_erasures_requests_and_work_to_be_done(place) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
-from scipy.special import softmax
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_multilabel_classification
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, make_multilabel_classification
 from sklearn.linear_model import Ridge, RidgeClassifier, RidgeClassifierCV, RidgeCV
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -22,6 +21,7 @@ from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LSSVMHead, NotFittedError, OneVsOne, RemovalError
 from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.features import LayerTaps, RandomReLU
+from torchlssvm.functional.calibration import expected_calibration_error
 from torchlssvm.kernels import RBF
 from torchlssvm.sklearn import (
     IncrementalSVC,
@@ -40,11 +40,11 @@ BORDER = "predict goes by decision_function; Platt and isotonic move the border 
 MOVED = EXPECTED | {"check_classifiers_train": BORDER}
 NO_BIAS = {"check_class_weight_classifiers": "a line through the origin cannot give almost all samples to one class"}
 ESTIMATORS = [
-    (LSSVMClassifier(), {}),
-    (LSSVMClassifier(rho=1.0, multiclass="ovo", class_weight="balanced", grid=None), {}),
+    (LSSVMClassifier(), EXPECTED),
+    (LSSVMClassifier(rho=1.0, multiclass="ovo", class_weight="balanced", grid=None, calibration=None), {}),
     (LSSVMClassifier(alphas="path", calibration="temperature", multiclass="ovr"), EXPECTED),
     (LSSVMClassifier(calibration="isotonic"), MOVED),
-    (MarginClassifier(class_weight="balanced", scale="std", normalize="l2"), {}),
+    (MarginClassifier(class_weight="balanced", scale="std", normalize="l2"), EXPECTED),
     (MarginClassifier(calibration="temperature"), EXPECTED),
     (LSSVMRegressor(), {}),
     (LSSVMRegressor(alphas="path", grid=None), EXPECTED),
@@ -276,13 +276,22 @@ def test_partial_fit_and_unfit(grid) -> None:
     )
 
 
+@pytest.mark.parametrize("model", [LSSVMClassifier(), MarginClassifier(rho=1.0, scale="std")], ids=repr)
+def test_probabilities_are_calibrated_by_default(model) -> None:
+    X, y = load_digits(return_X_y=True)
+    p = torch.from_numpy(model.fit(X[:900], y[:900]).predict_proba(X[900:]))
+    assert expected_calibration_error(p, torch.from_numpy(y[900:])) < 0.06
+    assert p.argmax(1).tolist() == model.predict(X[900:]).tolist()
+    assert not hasattr(type(model)(calibration=None).fit(X, y), "predict_proba")
+
+
 def test_probabilities_and_bad_input() -> None:
     X, y = load_iris(return_X_y=True)
-    model = LSSVMClassifier(calibration="temperature").fit(X, y)
+    model = LSSVMClassifier().fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
     with pytest.raises(NotFittedError, match=r"calibrate\(X, y\)"):
         model.partial_unfit(X[:5], y[:5]).predict_proba(X)
-    never = LSSVMClassifier(calibration="temperature").fit(X[5:], y[5:])
+    never = LSSVMClassifier().fit(X[5:], y[5:])
     again = model.calibrate(X[5:], y[5:]).predict_proba(X)
     np.testing.assert_allclose(again, never.predict_proba(X), atol=1e-6)
     for bad, what in (
@@ -455,7 +464,6 @@ def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
     for better in (auto, lifted):
         assert better.score(X[1500:], y[1500:]) > plain.score(X[1500:], y[1500:]) + 0.02
     assert (plain.rule_, auto.rule_, auto.head_.choices["rule"].method) == ("least_squares", "lda", "loo")
-    np.testing.assert_allclose(auto.predict_proba(X[:9]), softmax(auto.decision_function(X[:9]), 1))
     influences = [model.influence(X[:9], y[:9], X[1500:1600], y[1500:1600]) for model in (plain, auto)]
     np.testing.assert_array_equal(*influences)  # of least squares, for both
     given = y[:1500].copy()

@@ -29,6 +29,11 @@ from torchlssvm.wording import counted
         help="pictures of the samples: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
     ),
     option("--certificates", type=Path, metavar="DIR", help="list the certificates in this folder"),
+    option(
+        "--groups",
+        choices=["subject"],
+        help="leave out all samples of a subject together, if they are alike: views of one picture, messages of one person",
+    ),
     FORCE,
     option("--title", metavar="TEXT", help="title of the page"),
     option("--count", type=count, default=24, metavar="N", help="samples per list (default: %(default)s)"),
@@ -45,7 +50,7 @@ def report(options: argparse.Namespace) -> int:
         try:
             found = write_report(
                 store, options.out, images=options.images, classes=Settings.load(store).classes, title=options.title,
-                certificates=options.certificates, count=options.count,
+                certificates=options.certificates, count=options.count, groups=options.groups,
             )  # fmt: skip
         except BaseException:
             if not options.out.exists():

@@ -214,13 +214,16 @@ class LayerTaps(nn.Module):
 
 @contextlib.contextmanager
 def unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the modes and gradient flags of a network when an error is raised inside."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Restore the layers, modes and gradient flags of a network when an error is raised inside."""
+    before = [(module, vars(module).copy(), dict(module._modules)) for module in model.modules()]
     learned = [p for p in model.parameters() if p.requires_grad]
 
     def put_back() -> None:
-        for module, training in modes:
-            module.training = training
+        for module, attributes, layers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(layers)
         for parameter in learned:
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)

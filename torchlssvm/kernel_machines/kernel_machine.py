@@ -15,10 +15,9 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.module_state import device_after, load_saved, split_saved
-from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import SOLVE_BYTES, KernelInverse
 from torchlssvm.kernel_machines.sample_slots import SMALLEST_CAPACITY, SampleSlots
-from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.kernels import Kernel, as_kernel, input_checks
 
 FORMAT = 1
 """Number of the format of a saved machine."""
@@ -85,9 +84,8 @@ class KernelMachine(nn.Module):
         return len(self._slots)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
+        """The class with the highest score; ValueError for a row that holds NaN."""
+        return checks.finite_scores(self(x)).argmax(1)
 
     def planned_bytes(self, n: int, J: int) -> int:
         """Return about how many bytes n samples of width J need at the peak of a solve and of the updates after it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from torchlssvm.functional import checks
-from torchlssvm.kernel_machines import input_checks
+from torchlssvm.kernels import input_checks
 
 SMALLEST_CAPACITY = 64
 """Slots of an empty machine. A full machine doubles its capacity, so adding one by one copies each row only a few times."""

@@ -14,12 +14,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.analysis.label_errors import from_scores
 from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.files import replacement
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.whitened import margins
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.learner import Learner
@@ -123,8 +123,9 @@ class LabelAudit(Callback):
                 return []
             learner = self._learner if self.samples is None else None
             numbers = learner.corrector.machine_ids(ids) if learner else None
-            ranked = rank_suspects(head, ids, x, y, numbers)
-            chosen = [s for s in ranked[: int(self.fraction * len(ranked))] if s.margin < 0]
+            found = from_scores(scores_without(head, x, y, numbers).cpu(), y.cpu(), ids)
+            worst = found.suspects[: int(self.fraction * len(ids))].tolist()
+            chosen = [Suspect(ids[i], float(found.margins[i]), int(y[i]), int(found.proposed[i])) for i in worst]
             stored = learner is not None and learner.store is not None
             self._write(chosen, {} if stored else {name: (x[k], y[k]) for k, name in enumerate(ids)})
             return chosen
@@ -162,17 +163,6 @@ class LabelAudit(Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacement(self.path) as new:
             new.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:
-    """Rank all samples, the most suspicious first, by s[y] - max s[other], s the scores of the head that never saw the sample.
-
-    x (n, J), y (n,): samples that the head holds, as they were added. numbers: a kernel machine's own ids of them.
-    """
-    scores, labels = scores_without(head, x, y, numbers).cpu(), y.cpu()
-    best = scores.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    rows = zip(ids, margins(scores, labels).tolist(), labels.tolist(), best.tolist(), strict=True)
-    return sorted((Suspect(*row) for row in rows), key=lambda s: (s.margin, s.id))
 
 
 @exactly

@@ -26,7 +26,7 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
-from torchlssvm.linear.active_sums import ActiveSums, WeightGroups
+from torchlssvm.linear.active_sums import change_sums, row_weights, solve_active
 from torchlssvm.linear.exact_refinement import BOUND_ROUNDING_FACTOR, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.hinge_descent import LONGEST_STEP, HingeDescent
@@ -95,7 +95,7 @@ class Search:
     solution: Solution | None
     scale: RowScale
     position: Position | None = None
-    sums: ActiveSums | None = None
+    sums: Statistics | None = None
     sound: bool = True
     proving: bool = False
     proofs: int = 0
@@ -124,7 +124,6 @@ class ActiveSetSolver:
         self._active = torch.zeros(K, n, dtype=torch.bool, device=like.device)
         self._margins = like.new_zeros(K, n)
         self._fresh = torch.ones(n, dtype=torch.bool, device=like.device)  # rows that came after the last read
-        self._groups: WeightGroups | None = None
         self._forget_units()
 
     def restart(self) -> None:
@@ -146,7 +145,7 @@ class ActiveSetSolver:
 
     def add_classes(self, k: int) -> None:
         """Make room for k more classes. The other classes do not change."""
-        if self.options.follows_counts or self._groups is None:
+        if self.options.follows_counts:
             self.reset()
             return
         self.states += [ClassState() for _ in range(k)]
@@ -155,7 +154,6 @@ class ActiveSetSolver:
             shape = list(old.shape)
             shape[dim] = k
             setattr(self, name, torch.cat([old, old.new_zeros(shape)], dim))
-        self._groups = WeightGroups(self._groups.values, self._groups.of_class + (0,) * k)
         self._forget_units()
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -185,15 +183,16 @@ class ActiveSetSolver:
 
         slots: (c,) places; copies: (c,), negative for rows that leave.
         """
-        rows, groups, J = self.rows, self._groups, self.rows.in_features
-        if solution is None or groups is None or not solution.updatable:
+        rows, J = self.rows, self.rows.in_features
+        if solution is None or not solution.updatable:
             return None
         new = solution.pending + len(slots)
         if cost.solve_is_cheaper(J, new, solution.columns + new, inverse=False):
             return None
         if solution.deferred + new > J // 8:
             solution.inverse()  # takes the deferred terms in
-        weight, y = groups.by_row(rows.labels[slots]) * copies, self.signs(k, slots)[:, None]
+        weights, y = self.class_weights(), self.signs(k, slots)[:, None]
+        weight = copies if weights is None else weights[rows.labels[slots]] * copies
         for sign in (1, -1):
             part = weight * sign > 0
             if bool(part.any()):
@@ -252,9 +251,6 @@ class ActiveSetSolver:
         self._busy = False
 
     def _bring_up_to_date(self) -> None:
-        if self._groups is not None and self._groups != self.groups:
-            self.restart()
-        self._groups = self.groups
         self.w, self.b = self.w.clone(), self.b.clone()  # weights that were returned earlier must not change
         todo = [k for k in range(len(self.states)) if self._needs_search(k)]
         self._fresh = torch.zeros_like(self._fresh)
@@ -308,8 +304,7 @@ class ActiveSetSolver:
         with self._computing():
             state = self.states[k]
             if state.solution is None or state.solution.factored is None:
-                sums = self._sums(k, self._active[k])
-                state.solution = sums.solve(self.scale, self._active[k])[0]
+                state.solution = self._solved(k, self._sums(self._active[k]), self._active[k], self.scale)[0]
             return state.solution.whitened()
 
     def signs(self, k: int, slots: Tensor | None = None) -> Tensor:
@@ -332,21 +327,18 @@ class ActiveSetSolver:
         """Keep the present standardization through all later changes, for what-if questions on a copy."""
         self._held = self.scale.standard
 
-    @property
-    def groups(self) -> WeightGroups:
-        """Class weights for the samples held."""
-        return WeightGroups.of(class_weights(self.options.class_weight, self.stats.counts), len(self.states))
+    def class_weights(self) -> Tensor | None:
+        """Weights by class (K,) for the samples held; None for ones."""
+        return class_weights(self.options.class_weight, self.stats.counts)
 
-    def row_weights(self) -> Tensor:
-        """Class weight times copies of each row (n,)."""
-        return self.groups.by_row(self.rows.labels) * self.rows.copies
+    def row_weights(self, slots: Tensor | slice = slice(None)) -> Tensor:
+        """Class weight times copies of each row (n,), or of the rows at ``slots`` (m,)."""
+        return row_weights(self.rows, self.class_weights(), slots)
 
     def _needs_search(self, k: int) -> bool:
         """Put new rows on their sides of the margin. Returns True if the active set of a class must be found again."""
-        values, state = self.groups, self.states[k]
-        counts = [
-            int(n) if values.values[g] else 0 for n, g in zip(self.stats.counts.tolist(), values.of_class, strict=True)
-        ]
+        state, weights = self.states[k], self.class_weights()
+        counts = (self.stats.counts if weights is None else self.stats.counts * (weights > 0)).tolist()
         if counts[k] in (0, sum(counts)):
             constant = 1.0 if counts[k] else -1.0
             self.states[k] = ClassState()
@@ -376,7 +368,7 @@ class ActiveSetSolver:
         state, w, b = self.states[k], self.w[:, k], self.b[k]
         if state.proof is None:  # the weights come from a file
             slots = torch.nonzero(self._active[k])[:, 0]
-            weight = self.row_weights()[slots]
+            weight = self.row_weights(slots)
             mu = weight @ self.scale.rows(self.rows.q[slots]) / weight.sum()
             state.proof = self._proof(k, mu, self._active[k] & ~self._fresh, w, b)
         return self._bounds(state.proof, w, b)
@@ -389,13 +381,12 @@ class ActiveSetSolver:
         if not labels:
             return out
         rows, weight = self.rows, self.row_weights()
-        total = ActiveSums.of_all(rows, self.groups, labels[0], self.stats)
         # 2**21: margins (16 MB) of the classes that share passes over the rows
         size = max(1, 2**21 // rows.n)
         for a in range(0, len(labels), size):
             part = labels[a : a + size]
             signs = torch.stack([self.signs(k) for k in part], 1)
-            point = HingeDescent(total, self.scale, signs, weight[:, None].expand_as(signs)).start()
+            point = HingeDescent(self, self.scale, signs, weight[:, None].expand_as(signs)).start()
             for c, k in enumerate(part):
                 out[k] = self._at(point.w[: self.scale.width(rows.in_features), c].clone(), point.margins[:, c].clone())
         return out
@@ -452,20 +443,25 @@ class ActiveSetSolver:
                 return
             except TooInaccurate:
                 s.solution = None
-        s.sums = s.sums or self._sums(s.label, s.active)
-        s.solution, s.sound = s.sums.solve(s.scale, s.active)
-        if s.sums.empty and s.scale.intercept == "free":
+        s.sums = s.sums or self._sums(s.active)
+        s.solution, s.sound = self._solved(s.label, s.sums, s.active, s.scale)
+        if s.sums.n == 0 and s.scale.intercept == "free":
             s.solution.beta += float(self.b[s.label])
 
-    def _sums(self, k: int, active: Tensor) -> ActiveSums:
-        """Sums over the active set of a class (n,)."""
-        if 2 * int(active.sum()) > self.rows.n:
-            sums = ActiveSums.of_all(self.rows, self.groups, k, self.stats)
-            sums.change(torch.nonzero(~active)[:, 0], -1)
-        else:
-            sums = ActiveSums(self.rows, self.groups, k)
-            sums.change(torch.nonzero(active)[:, 0], 1)
+    def _sums(self, active: Tensor) -> Statistics:
+        """Sums over an active set (n,)."""
+        most = 2 * int(active.sum()) > self.rows.n
+        sums = self.stats.copy() if most else self.stats.zero()
+        if not most:
+            sums.decide("labels", self.stats.grid)
+        change_sums(sums, self.rows, torch.nonzero(active != most)[:, 0], -1 if most else 1)
         return sums
+
+    def _solved(
+        self, k: int, sums: Statistics, active: Tensor, scale: RowScale, by_rows: bool = False
+    ) -> tuple[Solution, bool]:
+        """The solution of a class on an active set (n,), of which these are the sums."""
+        return solve_active(sums, self.rows, scale, self.class_weights(), k, active, by_rows)
 
     def _advance(self, s: Search, margins: Tensor) -> bool:
         """Move to the lowest point in the direction of the solution. Returns False if the objective has stopped falling.
@@ -500,7 +496,7 @@ class ActiveSetSolver:
         """Go on from the present position with another rho."""
         here = s.position or self._position(s.label)
         s.position = self._at(here.w * math.sqrt(rho / s.scale.rho), here.margins)
-        s.sums = s.sums or self._sums(s.label, s.active)
+        s.sums = s.sums or self._sums(s.active)
         s.scale, s.solution = replace(s.scale, rho=rho), None
 
     def _prove(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, drift: Tensor) -> bool:
@@ -539,13 +535,13 @@ class ActiveSetSolver:
 
     def _refined(self, s: Search) -> ExactRefinement:
         """The solution of a search, exact."""
-        out = ExactRefinement(self.rows, self.groups, self.scale, s.label, s.active)
+        out = ExactRefinement(self.rows, self.class_weights(), self.scale, s.label, s.active)
         assert s.solution is not None
         try:
             out.refine(s.solution)
         except ConvergenceError:  # the solution has lost its digits in sums or updates
-            s.sums = s.sums or self._sums(s.label, s.active)
-            s.solution, _ = s.sums.solve(self.scale, s.active, by_rows=True)
+            s.sums = s.sums or self._sums(s.active)
+            s.solution, _ = self._solved(s.label, s.sums, s.active, self.scale, by_rows=True)
             out.refine(s.solution)
         return out
 
@@ -559,10 +555,10 @@ class ActiveSetSolver:
         else:
             s.solution = None
             if len(joins) + len(leaves) > int(wanted.sum()):  # new sums are cheaper
-                s.sums = self._sums(s.label, wanted)
+                s.sums = self._sums(wanted)
             else:
-                s.sums.change(joins, 1)
-                s.sums.change(leaves, -1)
+                change_sums(s.sums, self.rows, joins, 1)
+                change_sums(s.sums, self.rows, leaves, -1)
         s.active = wanted
 
     # -- bounds --------------------------------------------------------------------------------------------------------
@@ -586,7 +582,7 @@ class ActiveSetSolver:
         """
         rows, J, scale, eps = self.rows, self.rows.in_features, self.scale, hinge.FLOAT64_EPS
         slots, point = torch.nonzero(active)[:, 0], scale.point(w, b)
-        weight, signs = self.groups.by_row(rows.labels[slots]) * rows.copies[slots], self.signs(k, slots)[:, None]
+        weight, signs = self.row_weights(slots), self.signs(k, slots)[:, None]
         found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
         g = scale.centred(found.gradient, found.gradient_b)[:, 0] + point[:J]
         g_b, total = float(found.gradient_b[0]), float(weight.sum())
@@ -623,7 +619,6 @@ class ActiveSetSolver:
         self._active[:, order] = state["active"].to(like.device, torch.bool)
         self.w, self.b, self._at_w = w, b, torch.full_like(w, math.nan)  # margins are computed when they are needed
         self._fresh[:] = False
-        self._groups = self.groups
         counts = self.stats.counts.tolist()
         for state_, count in zip(self.states, counts, strict=True):
             state_.fitted, state_.touched = 0 < count < sum(counts), False

@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -141,54 +141,59 @@ def attach(
         >>> bool((clf.predict(images) == y).all())
         True
     """
-    source = model if isinstance(model, str) else None
-    if num_classes is None:
-        if classes is None or isinstance(classes, str):
-            raise ValueError("give the number of classes, attach(model, 2), or their names, classes=['ant', 'bee']")
+    if classes is not None:
+        classes = _class_names(classes, num_classes)
         num_classes = len(classes)
+    if num_classes is None:
+        raise ValueError("give the number of classes, attach(model, 2), or their names, classes=['ant', 'bee']")
+    network, source, prepare = _load_network(model, tokenizer, preprocess)
+    given = None if isinstance(head, nn.Module) else set(head_options)
+    if store is not None and not isinstance(head, nn.Module):
+        from torchlssvm.store.attached_samples import stored_options  # imported only if there is a store
+
+        head, head_options = stored_options(store, head, head_options)
+    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features, columns)
+    with unchanged_on_error(network):
+        features = make_features(network, how)
+        made = AttachedClassifier(
+            features,
+            new_head(head, features, num_classes, head_options),
+            deterministic=deterministic,
+            preprocess=prepare,
+        )
+        made.source = source
+        if store is None:
+            made.classes = classes
+            return made
+        made.join(store, given)
+        if classes is not None and not made.store.classes:
+            made.store.name_classes(classes)
+        elif classes is not None and made.store.classes[: len(classes)] != classes:  # classes may have been added since
+            raise ValueError(f"the classes of {made.store} are {made.store.classes}, not {classes}")
+        return made
+
+
+def _class_names(classes: Sequence[str], num_classes: int | None) -> list[str]:
+    if isinstance(classes, str):
+        raise ValueError(f"classes must be a list of names, got the text {classes!r}: pass [{classes!r}, ...]")
+    names = [str(name) for name in classes]
+    if num_classes not in (None, len(names)) or len(set(names)) < len(names):
+        raise ValueError(f"classes must be {num_classes or len(names)} different names, got {names}")
+    return names
+
+
+def _load_network(
+    model: nn.Module | str, tokenizer: Any, preprocess: Callable[[Any], Any] | None
+) -> tuple[nn.Module, str | None, Callable[[Any], Any] | None]:
+    """The network, its name if it was given by name, and what turns pictures or texts into its input."""
     if isinstance(model, str):
-        model, prepared = load_network(model, tokenizer=tokenizer)
-        tokenizer, preprocess = None, preprocess or prepared
+        network, prepared = load_network(model, tokenizer=tokenizer)
+        return network, model, preprocess or prepared
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, or the name of a network; got {type(model).__name__}")
     if tokenizer is not None and preprocess is not None:
         raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
-    _check_deterministic(deterministic)
-    how = NetworkOptions(layers, pool, max_features, tuple(views), feature_map, layer, output, in_features, columns)
-    prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
-    if store is None:
-        made = _attach(model, num_classes, head, how, deterministic, prepare, head_options)
-        made.source, made.classes = source, _class_names(classes, num_classes)
-        return made
-    # A store may refuse, so it is opened for a copy of the network. The network itself changes once nothing can fail.
-    given = None if isinstance(head, nn.Module) else set(head_options)
-    names = _class_names(classes, num_classes)
-    if not isinstance(head, nn.Module):
-        from torchlssvm.store.attached_samples import stored_options  # imported only if there is a store
-
-        head, head_options = stored_options(store, head, head_options)
-    copied = copy.deepcopy(model)
-    trial = _attach(copied, num_classes, head, how, deterministic, prepare, head_options)
-    trial.source = source
-    trial.join(store, given)
-    classifier = _attach(model, trial.head.num_classes, trial.head, how, deterministic, prepare, {})
-    classifier.source, classifier.samples = source, trial.samples
-    if names is not None and not classifier.store.classes:
-        classifier.store.name_classes(names)
-    elif names is not None and classifier.store.classes[: len(names)] != names:  # classes may have been added since
-        raise ValueError(f"the classes of {classifier.store} are {classifier.store.classes}, not {names}")
-    return classifier
-
-
-def _class_names(classes: Sequence[str] | None, num_classes: int) -> list[str] | None:
-    if classes is None:
-        return None
-    if isinstance(classes, str):
-        raise ValueError(f"classes must be a list of names, got the text {classes!r}: pass [{classes!r}, ...]")
-    names = [str(name) for name in classes]
-    if len(names) != num_classes or len(set(names)) < num_classes:
-        raise ValueError(f"classes must be {num_classes} different names, got {names}")
-    return names
+    return model, None, preprocess if tokenizer is None else Tokenize(tokenizer)
 
 
 class NetworkOptions(NamedTuple):
@@ -215,78 +220,69 @@ class NetworkOptions(NamedTuple):
         return {name: list(v) if isinstance(v, tuple | list) else v for name, v in named.items()}
 
 
-def _attach(
-    model: nn.Module, num_classes: int, head: nn.Module | str | None, how: NetworkOptions, deterministic: bool | int,
-    preprocess: Callable[[Any], Any] | None, head_options: dict[str, Any],
-) -> AttachedClassifier:  # fmt: skip
-    kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
-    if isinstance(head, nn.Module) and head_options:
-        raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
+class Features(NamedTuple):
+    """A network as :func:`make_features` leaves it.
+
+    ``proven`` is a module and the name of the ``nn.Identity`` in it that replaced its last layer. The first batch then shows
+    whether ``forward`` does more after this layer without a module, such as a softmax.
+    """
+
+    backbone: nn.Module  # returns features, (B, J) or (B, J, 1, 1)
+    width: int  # J
+    how: NetworkOptions
+    proven: tuple[nn.Module, str] | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device on which the features are computed; None for a network without tensors."""
+        tensors = [*self.backbone.buffers(), *self.backbone.parameters()]  # the last one is where the features come out
+        return tensors[-1].device if tensors else None
+
+    def restrict(self, columns: Tensor) -> Features:
+        """Some columns (k,) of the features. Layers without such a column are no longer tapped."""
+        before = self.how.columns
+        kept = columns if before is None else torch.tensor(before)[columns]
+        how, width = self.how._replace(columns=kept.tolist()), len(columns)
+        backbone = self.backbone
+        if isinstance(backbone, Columns):
+            columns = backbone.columns.cpu()[columns]
+            backbone = backbone.module
+        taps = backbone.module if isinstance(backbone, Views) else backbone
+        if isinstance(taps, LayerTaps):
+            groups = {name: torch.arange(taps.out_features)[group] for name, group in taps.groups.items()}
+            used = {name: group for name, group in groups.items() if torch.isin(group, columns).any()}
+            part, left = taps.only(used), torch.cat(list(used.values()))
+            backbone = Views(part, backbone.views) if isinstance(backbone, Views) else part
+            columns = torch.searchsorted(left, columns)
+            if columns.equal(torch.arange(len(left))):
+                return Features(backbone, width, how)
+        return Features(Columns(backbone, columns.to(self.device or "cpu")), width, how)
+
+
+def make_features(model: nn.Module, how: NetworkOptions) -> Features:
+    """Replace the last layer of a network, or tap its layers, and add views, a feature map and columns."""
     if how.tapped and (how.in_features is not None or how.layer is not None or how.output is not None):
         raise ValueError("layers and pool read the network by hooks: leave out in_features, layer and output")
-    views = Views(nn.Identity(), how.views) if how.views else None  # ValueError for an unknown one
-    with unchanged_on_error(model):
-        J, last, backbone = _find_features(model, how)
-        if J < 1:
-            raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-        if how.feature_map is not None:
-            J = int(how.feature_map.out_features)  # type: ignore[arg-type]
-        if how.columns is not None:
-            columns = check_columns(how.columns, J, torch.device("cpu"))
-            how, J = how._replace(columns=columns.tolist()), len(columns)
-        if kind is not None:
-            tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-            usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
-            if kind is LSSVMHead:
-                usual["rho"] = "gcv"
-            head = kind(J, num_classes, **{**usual, **head_options})
-        head = _checked_head(head, J, num_classes)
-    # All checks have passed. The model changes from here on.
+    J, last, backbone = _find_features(model, how)
+    if J < 1:
+        raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
+    proven = None
     if last is not None:
         last.take_off(model)
-    if isinstance(model, nn.Linear) and last is not None:
-        backbone = nn.Identity()
-    proven = None
-    if last is not None and last.path and not last.timm and not isinstance(backbone, LayerTaps):
-        proven = (backbone, last.path)
+        if isinstance(model, nn.Linear):
+            backbone = nn.Identity()
+        if last.path and not last.timm and not isinstance(backbone, LayerTaps):
+            proven = (backbone, last.path)
     if how.output is not None:
         backbone = OutputKey(backbone, how.output)
-    if views is not None:
+    if how.views:
         backbone = Views(backbone, how.views)
     if how.feature_map is not None:
-        backbone = nn.Sequential(backbone, nn.Flatten(1), how.feature_map)
-    if how.columns is not None:
-        backbone = restrict_backbone(backbone, columns)
-    made = AttachedClassifier(backbone, head, J, proven, deterministic, preprocess)
-    made.network_options = how
-    return made
-
-
-def restrict_backbone(backbone: nn.Module, columns: Tensor) -> nn.Module:
-    """A backbone that computes some columns (k,) of the features. Layers without such a column are no longer tapped."""
-    if isinstance(backbone, Columns):
-        columns = backbone.columns.cpu()[columns]
-        backbone = backbone.module
-    taps = backbone.module if isinstance(backbone, Views) else backbone
-    if isinstance(taps, LayerTaps):
-        groups = {name: torch.arange(taps.out_features)[group] for name, group in taps.groups.items()}
-        used = {name: group for name, group in groups.items() if torch.isin(group, columns).any()}
-        part, left = taps.only(used), torch.cat(list(used.values()))
-        backbone = Views(part, backbone.views) if isinstance(backbone, Views) else part
-        columns = torch.searchsorted(left, columns)
-        if columns.equal(torch.arange(len(left))):
-            return backbone
-    tensors = [*backbone.parameters(), *backbone.buffers()]
-    return Columns(backbone, columns.to(tensors[-1].device if tensors else "cpu"))
-
-
-def apply_network_options(model: nn.Module, saved: Mapping[str, Any]) -> nn.Module:
-    """The backbone that :func:`attach` makes of a network, with options as returned by :meth:`NetworkOptions.saved`."""
-    try:
-        how = NetworkOptions(**saved)
-    except TypeError as error:
-        raise ValueError(f"these are not options of a network: {dict(saved)}") from error
-    return _attach(model, 2, None, how, False, None, {}).backbone
+        backbone, J = nn.Sequential(backbone, nn.Flatten(1), how.feature_map), int(how.feature_map.out_features)  # type: ignore[arg-type]
+    made = Features(backbone, J, how._replace(columns=None), proven)
+    if how.columns is None:
+        return made
+    return made.restrict(check_columns(how.columns, J, torch.device("cpu")))._replace(proven=proven)
 
 
 def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLayer | None, nn.Module]:
@@ -298,13 +294,13 @@ def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLaye
         if last is not None and any(name.startswith(last.replaced or (last.path,)) for name in taps.taps):
             last = None
         return taps.out_features, last, taps
-    if isinstance(model, LayerTaps | Views) and how.in_features is None:
-        inner = model.module if isinstance(model, Views) else model
-        if not isinstance(inner, LayerTaps):
-            raise ValueError("give the width of the features with Views: attach(views, num_classes, in_features=512)")
-        return inner.out_features, None, model
     if how.in_features is not None:
         return how.in_features, None, model
+    inner = model.module if isinstance(model, Views) else model
+    if isinstance(inner, LayerTaps):
+        return inner.out_features, None, model
+    if isinstance(model, Views):
+        raise ValueError("give the width of the features with Views: attach(views, num_classes, in_features=512)")
     last = find_last_layer(model) if how.layer is None else named_layer(model, how.layer)
     if last is not None:
         return last.in_features, last, model
@@ -316,6 +312,23 @@ def _find_features(model: nn.Module, how: NetworkOptions) -> tuple[int, LastLaye
         "nn.Identity() yourself, so that the model gives its features, and pass their width: "
         "attach(backbone, num_classes, in_features=512) for a backbone that gives (B, 512)"
     )
+
+
+def new_head(head: Any, features: Features, num_classes: int, options: dict[str, Any]) -> nn.Module:
+    """A head of this kind for the features, or the given head, which must fit them."""
+    if head is None or isinstance(head, str):
+        kind = head_class(head or "lssvm")
+        usual = {"device": features.device} | ({"rho": "gcv"} if kind is LSSVMHead else {})
+        return kind(features.width, num_classes, **usual | options)
+    if not isinstance(head, nn.Module) or not all(callable(getattr(head, verb, None)) for verb in ("add", "remove")):
+        raise TypeError(f"head must be an nn.Module with add and remove, got {head!r}")
+    if options:
+        raise ValueError(f"{sorted(options)} are for the head attach makes: pass them, or head=, but not both")
+    for name, wanted in (("in_features", features.width), ("num_classes", num_classes)):
+        has = getattr(head, name, wanted)
+        if isinstance(has, int) and has != wanted:
+            raise ValueError(f"head.{name} is {has}, but the model and the call say {name}={wanted}")
+    return head
 
 
 class AttachedClassifier(nn.Module):
@@ -338,27 +351,24 @@ class AttachedClassifier(nn.Module):
     receipt. ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
 
     Args:
-        backbone: a module that returns features, (B, J) or (B, J, 1, 1).
+        features: the frozen network.
         head: a module with ``add``, ``remove`` and ``forward``.
-        in_features: J.
-        last_layer: a module, and the name of the ``nn.Identity`` in it that replaced its last layer. The first batch then shows
-            whether ``forward`` does more after this layer without a module, such as a softmax.
         deterministic: False, True, or the size of all batches that go through the backbone.
         preprocess: turns a batch that is neither a tensor nor a dict (a list of texts) into what the backbone takes.
     """
 
     def __init__(
-        self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: tuple[nn.Module, str] | None = None,
-        deterministic: bool | int = False, preprocess: Callable[[Any], Any] | None = None,
+        self, features: Features, head: nn.Module, *, deterministic: bool | int = False,
+        preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.backbone = backbone.requires_grad_(False).eval()
+        if not isinstance(deterministic, int) or deterministic < 0:
+            raise ValueError(f"deterministic must be False, True or a batch size >= 1, got {deterministic!r}")
+        self.backbone = features.backbone.requires_grad_(False).eval()
         self.head: Any = head  # a module; its methods are its own
-        self.in_features = in_features
+        self.in_features, self.network_options = features.width, features.how
         self.preprocess = preprocess
-        self.network_options = NetworkOptions(in_features=in_features)
-        self._unproven = None if last_layer is None else [last_layer]  # in a list: the module is part of the backbone
-        _check_deterministic(deterministic)
+        self._unproven = None if features.proven is None else [features.proven]  # in a list: it is part of the backbone
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
         self.source: str | None = None
@@ -463,37 +473,19 @@ class AttachedClassifier(nn.Module):
 
     def _ready(self, images: Any) -> Any:
         """Convert a batch to the backbone's input. Raises ValueError, with a remedy, for unsupported types."""
-        if self.preprocess is not None and not isinstance(images, Tensor | Mapping):
-            return to_device(self.preprocess(images), self.device)
         if isinstance(images, Mapping):
             return to_device(images, self.device)
-        texts = isinstance(images, str) or (isinstance(images, list | tuple) and images and isinstance(images[0], str))
-        if texts:
-            raise ValueError("texts need a tokenizer: attach(model, num_classes, tokenizer=tokenizer)")
-        self._check_images(images)
-        single = isinstance(images, Tensor) and images.ndim == 3
-        return images[None] if single and any(isinstance(m, nn.Conv2d) for m in self.backbone.modules()) else images
-
-    def _check_images(self, images: Any) -> None:
-        """Raise ValueError, with a remedy, for input that a network cannot process: lists, arrays, PIL images, uint8."""
-        if isinstance(images, list | tuple):
-            inner = type(images[0]).__name__ if images else "nothing"
-            if images and isinstance(images[0], Tensor):
-                raise ValueError("images must be one tensor (B, ...), got a list of tensors: use torch.stack(images)")
-            raise ValueError(
-                f"images must be a tensor (B, ...), got a list of {inner}: make tensors of them first, e.g. "
-                "torch.stack([transform(image) for image in images]) with the transform of the network's weights"
-            )
-        if isinstance(images, np.ndarray):
-            raise ValueError("images must be a tensor (B, ...), got an array: use torch.from_numpy(images)")
-        if hasattr(images, "convert"):
-            raise ValueError("images must be a tensor (B, ...), got a picture of PIL: use transform(image)[None]")
-        bytes_in = isinstance(images, Tensor) and images.dtype == torch.uint8
-        if bytes_in and any(p.is_floating_point() for p in self.backbone.parameters()):
+        if not isinstance(images, Tensor):
+            if self.preprocess is None:
+                raise ValueError(_not_a_tensor(images))
+            return to_device(self.preprocess(images), self.device)
+        if images.dtype == torch.uint8 and any(p.is_floating_point() for p in self.backbone.parameters()):
             raise ValueError(
                 "images are uint8 (0 to 255), and the network takes floats as it was trained on: use the transform of its "
                 "weights, or images.float() / 255 where that is all it had"
             )
+        single = images.ndim == 3 and any(isinstance(m, nn.Conv2d) for m in self.backbone.modules())
+        return images[None] if single else images
 
     def _pass(self, images: Any) -> Any:
         """Run the backbone on one batch."""
@@ -526,20 +518,13 @@ class AttachedClassifier(nn.Module):
     def _try_fixed_batches(self, images: Tensor) -> None:
         """Raise RuntimeError if the place in a batch, or the other images, change a bit of an image's features."""
         batch = fill_batch(images, self._batch_size)[: self._batch_size]
-        plain = self._pass(batch)
-        for order in (torch.arange(len(batch)).flip(0), torch.arange(len(batch)).roll(1)):
-            order = order.to(batch.device)
-            if not torch.equal(self._pass(batch[order]), plain[order]):
-                raise RuntimeError(
-                    f"in batches of {self._batch_size} the place of an image changes bits of its features: use "
-                    "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
-                )
-        beside = batch.clone()
-        beside[1:] = 0
-        if not torch.equal(self._pass(beside)[0], plain[0]):
+        plain, places = self._pass(batch), torch.arange(len(batch), device=batch.device)
+        alone = torch.cat([batch[:1], torch.zeros_like(batch[1:])])
+        moved = all(torch.equal(self._pass(batch[order]), plain[order]) for order in (places.flip(0), places.roll(1)))
+        if not moved or not torch.equal(self._pass(alone)[0], plain[0]):
             raise RuntimeError(
-                f"in batches of {self._batch_size} other images in the batch change bits of an image's features: use "
-                "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
+                f"in batches of {self._batch_size} the place of an image, or the other images, change bits of its features: "
+                "use deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
             )
         self._tried = True
 
@@ -623,24 +608,22 @@ class AttachedClassifier(nn.Module):
             y: (B,) labels, or (B, K).
             plot: file to draw the matrix to, e.g. ``"confusion.png"``; needs matplotlib. For classes only.
         """
-        K = int(self.head.num_classes)
-        if self.targets == "regression":
+        K, targets = int(self.head.num_classes), self.targets
+        if targets == "regression":
             raise ValueError(
                 'a confusion matrix counts classes or labels, and targets="regression" has neither: use score'
             )
-        if self.targets == "multilabel":
-            if plot is not None:
-                raise ValueError('plot draws one matrix of classes; targets="multilabel" has one matrix for each label')
-            parts = [confusion_by_label(*pair) for pair in self._judged(images, y, False, "confusion_matrix")]
-            return torch.stack(parts).sum(0) if parts else torch.zeros(K, 2, 2, dtype=torch.int64)
-        out = torch.zeros(K * K, dtype=torch.int64, device=self.device)
-        for labels, predicted in self._judged(images, y, False, "confusion_matrix"):
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < K:
-                raise ValueError(f"labels must be in 0..{K - 1}, got {labels.min().item()} to {labels.max().item()}")
-            out += torch.bincount(labels * K + predicted, minlength=K * K)
+        if targets == "multilabel" and plot is not None:
+            raise ValueError('plot draws one matrix of classes; targets="multilabel" has one matrix for each label')
+        y, predicted = self._judged(images, y, False, "confusion_matrix")
+        if targets == "multilabel":
+            return confusion_by_label(y, predicted)
+        if not 0 <= int(y.min()) <= int(y.max()) < K:
+            raise ValueError(f"labels must be in 0..{K - 1}, got {y.min().item()} to {y.max().item()}")
+        counts = torch.bincount(y * K + predicted, minlength=K * K).view(K, K)
         if plot is not None:
-            draw_confusion(out.view(K, K), self.classes, plot)
-        return out.view(K, K)
+            draw_confusion(counts, self.classes, plot)
+        return counts
 
     def predict_proba(self, images: Any, progress: bool = False) -> Tensor:
         """Probabilities of the classes for ``images`` (B, ...) or a loader: (B, K), calibrated on leave-one-out scores.
@@ -650,20 +633,13 @@ class AttachedClassifier(nn.Module):
         With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
         ``calibrate`` first and after each change to the samples.
         """
-        if (
-            self.samples is not None
-            and not self.samples.store.readonly
-            and getattr(self.head, "calibration", 0) is None
-            and self.targets != "regression"
-        ):
-            self.calibrate()
         return self._in_batches(self._probabilities, images, progress, "predict_proba")
 
     def _probabilities(self, images: Any) -> Tensor:
         features = self._features(images)
         try:
             probabilities: Tensor = self._ask("predict_proba", features)
-        except NotFittedError:  # an erasure by another thread, between the calibration and its use
+        except NotFittedError:  # no calibration yet, or an erasure by another thread has ended it
             if self.samples is None or self.samples.store.readonly:
                 raise
             self.calibrate()
@@ -683,12 +659,9 @@ class AttachedClassifier(nn.Module):
             return self
         if images is None:
             raise ValueError("calibrate needs the samples that were added: calibrate(images, y) or calibrate(loader)")
-        if y is None:
-            batches: Any = batches_of(images, self.device, False, "calibrate", self.classes, self.targets)
-        else:
-            batches = [TrainingBatch(images, class_numbers(y, self.classes, self.targets), None, None)]
+        batches = self._batches(images, y, False, "calibrate")
         parts = [(self.features(part.x), torch.as_tensor(part.y, device=self.device)) for part in batches]
-        self._ask("calibrate", torch.cat([x for x, _ in parts]), torch.cat([labels for _, labels in parts]), method)
+        self._ask("calibrate", *map(torch.cat, zip(*parts, strict=True)), method)
         return self
 
     def score(self, images: Any, y: Tensor | None = None, progress: bool = False, average: str = "micro") -> float:
@@ -697,29 +670,33 @@ class AttachedClassifier(nn.Module):
         With ``targets="multilabel"``: F1, where ``average`` is "micro" (over all pairs of a sample and a label) or "macro" (the
         mean over the labels). With ``targets="regression"``: R^2, the mean over the K numbers.
         """
-        if self.targets != "classes":
-            pairs = list(self._judged(images, y, progress, "score"))
-            if not sum(len(labels) for labels, _ in pairs):
-                raise ValueError("there are no samples to score")
-            labels, predictions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            if self.targets == "regression":
-                return r2_score(labels, predictions)
-            return f1_score(labels, predictions, average)
-        right = total = 0
-        for labels, predicted in self._judged(images, y, progress, "score"):
-            right += int((predicted == labels).sum())
-            total += len(labels)
-        if not total:
-            raise ValueError("there are no samples to score")
-        return right / total
+        y, predicted = self._judged(images, y, progress, "score")
+        if self.targets == "regression":
+            return r2_score(y, predicted)
+        if self.targets == "multilabel":
+            return f1_score(y, predicted, average)
+        return int((predicted == y).sum()) / len(y)
 
-    def _judged(self, images: Any, y: Tensor | None, progress: bool, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Labels (B,) or targets (B, K) and predictions of the same shape, batch by batch."""
-        y = class_numbers(y, self.classes, self.targets)
-        batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
-        for part in batches or batches_of(images, self.device, progress, what, self.classes, self.targets):
+    def _labels(self, y: Any) -> Any:
+        """Labels as numbers, from numbers or names of classes."""
+        return class_numbers(y, self.classes, self.targets)
+
+    def _batches(self, images: Any, y: Any, progress: bool, what: str) -> Iterable[TrainingBatch]:
+        """Labelled batches: images and their labels y, or the batches of a loader."""
+        if y is not None:
+            return [TrainingBatch(images, self._labels(y), None, None)]
+        return batches_of(images, self.device, progress, what, self.classes, self.targets)
+
+    def _judged(self, images: Any, y: Any, progress: bool, what: str) -> tuple[Tensor, Tensor]:
+        """Labels (n,) or targets (n, K) of all samples, and predictions of the same shape."""
+        pairs = []
+        for part in self._batches(images, y, progress, what):
             predicted = self.predict(part.x)
-            yield truth(part.y, predicted, self.targets), predicted
+            pairs.append((truth(part.y, predicted, self.targets), predicted))
+        if not sum(len(labels) for labels, _ in pairs):
+            raise ValueError(f"there are no samples for {what}")
+        labels, predictions = map(torch.cat, zip(*pairs, strict=True))
+        return labels, predictions
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
         """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
@@ -766,27 +743,26 @@ class AttachedClassifier(nn.Module):
             progress: show a bar while a loader is read.
             options: further arguments for ``add`` of the head.
         """
-        y = class_numbers(y, self.classes, self.targets)
         if y is None and self.samples is None:
             return self._learn(images, progress)
-        if y is None:
-            assert self.samples is not None
-            for part in batches_of(images, self.device, progress, "add", self.classes, self.targets):
-                self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
-            self.samples.store.recalibrate()
-            return self
         if self.samples is not None:
             if options:
                 raise ValueError(
                     f"with a store, add takes ids= and subjects=, not {', '.join(options)}: a store holds each sample once"
                 )
-            self.samples.add(self.features(images), y, ids, subjects)
+            if y is not None:
+                self.samples.add(self.features(images), self._labels(y), ids, subjects)
+                return self
+            for part in self._batches(images, None, progress, "add"):
+                self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, more=True)
+            self.samples.store.recalibrate()
             return self
         if subjects is not None:
             raise ValueError(
                 "subjects are kept in a store: attach(..., store=folder), or clf.join(folder) before samples"
             )
-        return self._ask("add", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
+        named = {} if ids is None else {"ids": ids}
+        return self._ask("add", self.features(images), self._labels(y), **options, **named)
 
     def _learn(self, loader: Any, progress: bool, anew: bool = False) -> Any:
         """Learn all batches of a loader, or none, without a store: in an empty head, or in a second one and a merge."""
@@ -811,7 +787,7 @@ class AttachedClassifier(nn.Module):
         with all_or_nothing(head, put_back):
             if anew and aside is None:
                 samples.clear()
-            for part in batches_of(loader, self.device, progress, "fit" if anew else "add", self.classes, self.targets):
+            for part in self._batches(loader, None, progress, "fit" if anew else "add"):
                 if part.subjects is not None:
                     warnings.warn(
                         "subjects of the samples are not kept without a store, and nothing can be removed by them later: "
@@ -859,9 +835,8 @@ class AttachedClassifier(nn.Module):
             return self.samples.remove(ids, subject, receipt)
         if images is None or y is None:
             raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
-        named_ids = {} if ids is None else {"ids": ids}
         return self._ask(
-            "remove", self.features(images), class_numbers(y, self.classes, self.targets), **options, **named_ids
+            "remove", self.features(images), self._labels(y), **options, **({} if ids is None else {"ids": ids})
         )
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
@@ -900,23 +875,20 @@ class AttachedClassifier(nn.Module):
         else:
             numbers = check_columns(columns, self.in_features, torch.device("cpu"))
             head = restrict(self.head, numbers.to(self.head.device))
-        inside = numbers
-        if self.network_options.columns is not None:
-            numbers = torch.tensor(self.network_options.columns)[numbers]
-        made = AttachedClassifier(
-            restrict_backbone(self.backbone, inside), head, len(inside), None, self._batch_size, self.preprocess
-        )
-        made.network_options = self.network_options._replace(columns=numbers.tolist())
+        features = Features(self.backbone, self.in_features, self.network_options).restrict(numbers)
+        made = AttachedClassifier(features, head, deterministic=self._batch_size, preprocess=self.preprocess)
         made.source, made.classes = self.source, self.classes
         if store is not None:
             if self.samples is None:
                 raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
             made.head = type(head).from_config(head.config(), device=head.device)
-            folder = new_folder(store)
+            folder = Path(store)
+            if folder.exists() and any(folder.iterdir()):  # samples in it would join those that are copied
+                raise ValueError(f"{folder} is not empty: give the folder of a new store")
             try:
                 made.join(folder)
                 assert made.samples is not None
-                made.samples.copy(self.store, inside, head)
+                made.samples.copy(self.store, numbers, head)
             except BaseException:
                 if made.samples is not None:
                     made.store.close()
@@ -938,10 +910,7 @@ class AttachedClassifier(nn.Module):
 
         Labels are numbers, or names if the classes have names.
         """
-        y_old, y_new = (
-            class_numbers(y_old, self.classes, self.targets),
-            class_numbers(y_new, self.classes, self.targets),
-        )
+        y_old, y_new = self._labels(y_old), self._labels(y_new)
         if self.samples is not None:
             if ids is None or images is not None or y_new is None:
                 raise ValueError("the store knows its samples: clf.relabel(ids=['a', 'b'], y_new=[3, 1])")
@@ -1020,8 +989,8 @@ class AttachedClassifier(nn.Module):
                 raise VerificationError(f"{path} is not a classifier file written by save")
             about, network = saved["head"], saved["backbone"]
             head = HEAD_TYPES[about["type"]].from_config(about["config"])
-            J, deterministic = int(saved["in_features"]), saved["deterministic"]
-            how = NetworkOptions(**saved["network"])
+            how, J = NetworkOptions(**saved["network"]), int(saved["in_features"])
+            deterministic, classes = int(saved["deterministic"]), saved["classes"]
             if store is None:
                 head.load_state_dict(about["state"])
         except (
@@ -1034,20 +1003,13 @@ class AttachedClassifier(nn.Module):
             AttributeError,
         ) as error:
             raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
-        source = model if isinstance(model, str) else None
-        if isinstance(model, str):
-            model, prepared = load_network(model, tokenizer=tokenizer)
-            tokenizer, preprocess = None, preprocess or prepared
-        tensors = [*model.parameters(), *model.buffers()]
-        head.to(tensors[-1].device if tensors else "cpu")
-        bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
-        how = (
-            NetworkOptions(in_features=J)
-            if bare
-            else how._replace(views=tuple(views or how.views), feature_map=feature_map)
-        )
-        prepare = Tokenize(tokenizer) if tokenizer is not None else preprocess
-        made = _attach(model, head.num_classes, head, how, bool(deterministic) and int(deterministic), prepare, {})
+        model, source, prepare = _load_network(model, tokenizer, preprocess)
+        if model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]:
+            features = Features(model, J, NetworkOptions(in_features=J))  # the backbone itself
+        else:
+            features = make_features(model, how._replace(views=tuple(views or how.views), feature_map=feature_map))
+        fitting = new_head(head.to(features.device or "cpu"), features, head.num_classes, {})
+        made = cls(features, fitting, deterministic=deterministic, preprocess=prepare)
         if network["state"] is not None:
             try:
                 made.backbone.load_state_dict(network["state"])
@@ -1062,7 +1024,7 @@ class AttachedClassifier(nn.Module):
                 + ("" if with_weights else ", or other weights, and the file is without the weights of its own")
                 + ". Give the model that it was attached to"
             )
-        made.source, made.classes = source, saved.get("classes")
+        made.source, made.classes = source, classes
         return made if store is None else made.join(store)
 
     def _ask(self, verb: str, *args: Any, **options: Any) -> Any:
@@ -1113,16 +1075,6 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
     figure.savefig(path, dpi=120)
 
 
-def new_folder(path: Any) -> Path:
-    """The path of a folder to be made. ValueError if something is there: samples in it would join those that are copied."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"store must be a folder to be made, got {type(path).__name__}")
-    folder = Path(path)
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty, and the samples are copied to a new store: give another folder")
-    return folder
-
-
 def single_rows(batch: Any) -> Iterator[Any]:
     """Each sample of a batch of texts, or of a dict of tensors, as a batch of one, without the tokens that its mask hides."""
     if not isinstance(batch, Mapping):
@@ -1137,22 +1089,21 @@ def single_rows(batch: Any) -> Iterator[Any]:
         yield row
 
 
+def _not_a_tensor(images: Any) -> str:
+    """Say what was given instead of a tensor (B, ...), and what to do."""
+    one = images[0] if isinstance(images, list | tuple) and images else images
+    remedy = "torch.stack([transform(image) for image in images]), with the transform of the network's weights"
+    if isinstance(one, str):
+        remedy = "attach(model, num_classes, tokenizer=tokenizer) for texts, or preprocess= for files"
+    elif isinstance(one, Tensor):
+        remedy = "torch.stack(images)"
+    elif isinstance(images, np.ndarray):
+        remedy = "torch.from_numpy(images)"
+    given = type(images).__name__ if one is images else f"{type(images).__name__} of {type(one).__name__}"
+    return f"images must be a tensor (B, ...), got a {given}: use {remedy}"
+
+
 def fill_batch(part: Tensor, size: int) -> Tensor:
     """Fill a batch up to ``size`` images with copies of the first one. part: (B, ...)."""
     missing = size - len(part)
     return part if missing <= 0 else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
-
-
-def _check_deterministic(value: Any) -> None:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"deterministic must be False, True or a batch size >= 1, got {value!r}")
-
-
-def _checked_head(head: Any, in_features: int, num_classes: int) -> nn.Module:
-    if not isinstance(head, nn.Module) or not all(callable(getattr(head, verb, None)) for verb in ("add", "remove")):
-        raise TypeError(f"head must be an nn.Module with add and remove, got {head!r}")
-    for name, wanted in (("in_features", in_features), ("num_classes", num_classes)):
-        has = getattr(head, name, wanted)
-        if isinstance(has, int) and has != wanted:
-            raise ValueError(f"head.{name} is {has}, but the model and the call say {name}={wanted}")
-    return head

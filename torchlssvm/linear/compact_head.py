@@ -22,7 +22,8 @@ from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution, TooInaccurate
 from torchlssvm.linear.solvers import real_targets
-from torchlssvm.statistics.batch import BatchRules, SampleBatch, check_batch, signed_samples
+from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import SampleBatch, signed_samples
 from torchlssvm.statistics.statistics import RELATIVE_ROUNDING
 
 
@@ -194,8 +195,7 @@ class CompactLSSVMHead(nn.Module):
 
     def _check(self, x: Any, y: Any, weight: Any = None) -> SampleBatch:
         """A checked batch."""
-        rules = BatchRules(self.in_features, self.num_classes, self.device, exact=False)
-        return check_batch(rules, x, y, weight)
+        return Statistics(self.in_features, self.num_classes, grid=None, device=self.device).check(x, y, weight)
 
     @property
     def _scale(self) -> RowScale:

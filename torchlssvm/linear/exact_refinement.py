@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional.gram import exact_products
-from torchlssvm.linear.active_sums import WeightGroups
+from torchlssvm.linear.active_sums import row_weights
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
@@ -51,13 +51,13 @@ Integers = NDArray[Any]
 class ExactRefinement:
     """The solution of one class on its active set: call :meth:`refine`, then read sides and weights."""
 
-    def __init__(self, rows: GridRows, groups: WeightGroups, scale: RowScale, label: int, active: Tensor):
-        """Refine on the rows where ``active`` (n,) is True."""
+    def __init__(self, rows: GridRows, weights: Tensor | None, scale: RowScale, label: int, active: Tensor):
+        """Refine on the rows where ``active`` (n,) is True. weights: (K,) by class, or None for ones."""
         self.rows, self.scale, self.label = rows, scale, label
         self.slots = torch.nonzero(active)[:, 0]
         rho, step, standard = Fraction(scale.rho), Fraction(scale.step), scale.standard
         squares = [1 / step**2] * rows.in_features if standard is None else standard.exact_squares()
-        values = [Fraction(v) for v in groups.values]
+        values = {Fraction(1)} if weights is None else {Fraction(v) for v in weights.tolist()}
         fractions = {rho, *(rho * v for v in set(squares)), *values}
         self.denominator = math.lcm(*(v.denominator for v in fractions))
         self.ridge = np.array([int(rho * v * self.denominator) for v in squares], dtype=object)
@@ -66,17 +66,17 @@ class ExactRefinement:
         self.mean: tuple[Integers, int] | None = None
         if standard is not None and scale.intercept != "free":
             self.mean = np.array(standard.exact_sums(), dtype=object), int(standard.centre.n)
-        group = torch.tensor(groups.of_class, device=rows.device)[rows.labels[self.slots]].cpu().numpy()
+        of_row = torch.ones_like(rows.norms) if weights is None else weights[rows.labels]
         self.factors = np.array(  # weight times copies of each active row, over the common denominator
             [
-                int(values[g] * self.denominator) * int(c)
-                for g, c in zip(group.tolist(), rows.copies[self.slots].tolist(), strict=True)
+                int(Fraction(v) * self.denominator) * int(c)
+                for v, c in zip(of_row[self.slots].tolist(), rows.copies[self.slots].tolist(), strict=True)
             ],
             dtype=object,
         )
         self.total = sum(self.factors.tolist())
         lengths = scale.lengths(rows.q[self.slots], rows.norms[self.slots])
-        weight = groups.by_row(rows.labels[self.slots]) * rows.copies[self.slots]
+        weight = row_weights(rows, weights, self.slots)
         self.spread = float(weight @ lengths.square())
         finest = float(torch.as_tensor(scale.factor).min())
         growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)

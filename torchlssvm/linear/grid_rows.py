@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.errors import GridError, RemovalError
-from torchlssvm.functional import checks
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
@@ -57,7 +56,6 @@ class GridRows:
         self._labels = torch.empty(0, dtype=torch.int64, device=self.device)
         self._copies = torch.empty(0, dtype=torch.float64, device=self.device)
         self._norms = torch.empty(0, dtype=torch.float64, device=self.device)
-        self._peaks = torch.empty(0, dtype=torch.float64, device=self.device)
         self._keys: list[bytes] = []
         self._where: dict[bytes, int] = {}
 
@@ -80,11 +78,6 @@ class GridRows:
     def norms(self) -> Tensor:
         """Euclidean norms of the rows (n,), in steps."""
         return self._norms[: self.n]
-
-    @property
-    def peaks(self) -> Tensor:
-        """Largest magnitudes of the rows (n,), in steps."""
-        return self._peaks[: self.n]
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +132,7 @@ class GridRows:
         return places, sources
 
     def _columns(self) -> tuple[Tensor, ...]:
-        return self._q, self._labels, self._copies, self._norms, self._peaks
+        return self._q, self._labels, self._copies, self._norms
 
     def reserve(self, m: int) -> None:
         """Make room for m more rows."""
@@ -154,7 +147,7 @@ class GridRows:
                 new = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
             new[: self.n] = old[: self.n]
             grown.append(new)
-        self._q, self._labels, self._copies, self._norms, self._peaks = grown
+        self._q, self._labels, self._copies, self._norms = grown
 
     def _append(self, change: RowChange) -> None:
         m = len(change.q)
@@ -163,9 +156,7 @@ class GridRows:
         self.reserve(m)
         at = slice(self.n, self.n + m)
         self._q[at], self._labels[at], self._copies[at] = change.q, change.labels, change.counts
-        wide = change.q.to(torch.float64)
-        self._norms[at] = wide.square().sum(1).sqrt()
-        self._peaks[at] = checks.row_largest(wide)
+        self._norms[at] = change.q.to(torch.float64).square().sum(1).sqrt()
         for i, key in enumerate(change.keys):
             self._where[key] = self.n + i
         self._keys += change.keys
@@ -258,10 +249,11 @@ class GridRows:
         return RemovalError(f"row {index} with label {label} is not held{where}. {REMOVAL_REMEDY}")
 
     def _refuse_heavy(self, q: NDArray[np.int32], counts: NDArray[np.float64], slots: list[tuple[int, int]]) -> None:
-        peaks = np.maximum(q.max(1, initial=1), -q.min(1, initial=-1)).astype(np.float64) if len(q) else np.zeros(0)
+        more = [(slot, float(self._copies[slot]) + delta) for slot, delta in slots if delta > 0]
+        rows = np.concatenate([q, self._q[[slot for slot, _ in more]].cpu().numpy()])
+        counts = np.concatenate([counts, [copies for _, copies in more]])
+        peaks = np.maximum(rows.max(1, initial=1), -rows.min(1, initial=-1)).astype(np.float64)
         heavy = (counts * peaks**2).max(initial=0.0)
-        for slot, delta in slots:
-            heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))
         if heavy > 2**52:  # copies of a row times its largest square: beyond this a product is not exact in float64
             raise GridError(
                 f"a row with its copies weighs {heavy:.3g}, past 2^52, where products are no longer exact: use a smaller "

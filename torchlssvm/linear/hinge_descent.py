@@ -8,14 +8,17 @@ of rho compares such weights, and a search for active sets starts from the first
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import squared_hinge as hinge
-from torchlssvm.linear.active_sums import ActiveSums, solve_sums
+from torchlssvm.linear.active_sums import solve_sums
 from torchlssvm.linear.row_scale import RowScale
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.active_sets import ActiveSetSolver
 
 LONGEST_STEP = 4.0
 """Largest multiple of a Newton step in the line search. If too many samples are active, the step itself is too short."""
@@ -32,19 +35,21 @@ class HingeDescent:
     """C squared-hinge problems on the same rows.
 
     Args:
-        total: sums over all rows.
+        solver: the rows, sums over all of them, and class weights.
         scale: units, rho and the intercept.
         signs: (n, C), targets of -1 and +1.
         weight: (n, C), class weight times copies; 0 leaves a row out of a problem.
         order: (n,), places of the rows in the order of ``signs`` and ``weight``; None keeps the present order.
     """
 
-    def __init__(self, total: ActiveSums, scale: RowScale, signs: Tensor, weight: Tensor, order: Tensor | None = None):
-        self.q, self.scale, self.signs, self.weight, self.order = total.rows.q, scale, signs, weight, order
+    def __init__(
+        self, solver: ActiveSetSolver, scale: RowScale, signs: Tensor, weight: Tensor, order: Tensor | None = None
+    ):
+        self.q, self.scale, self.signs, self.weight, self.order = solver.rows.q, scale, signs, weight, order
         # 4: one sample in four is taken to be active; of ten classes a fifth to a third are. I + V^T V / 4 is the system of a
         # rho four times as large.
         wider = replace(scale, rho=scale.rho * 4)
-        _, _, mu, n, self._factor, self._units, _ = solve_sums(total, wider)
+        _, _, mu, n, self._factor, self._units, _ = solve_sums(solver.stats, wider, solver.class_weights(), 0)
         self._mu, self._active_weight = mu * (wider.root / scale.root), n / 4
 
     def start(self) -> DescentPoint:

@@ -263,14 +263,18 @@ class MarginHead(LinearHead):
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
         if calibrated and self.calibration is None and self.n:
-            with self._lock, torch.inference_mode(False), torch.no_grad():
-                grid, rows = self.grid, self.samples
-                assert grid is not None
-                order = rows.saved_order()  # so that the calibration depends on the samples alone
-                x_held, y_held = rows.q[order].to(torch.float64) * grid.resolution, rows.labels[order]
-                scores = margin_changes.leave_one_out(self, x_held, y_held, rows.copies[order], None, gridded=True)
-                calibrate_on(self, scores, y_held)
+            self._calibrate_on_rows()
         return super().predict_proba(x, calibrated)
+
+    def _calibrate_on_rows(self, method: str | None = None) -> None:
+        """Calibrate on the samples held."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            grid, rows = self.grid, self.samples
+            assert grid is not None
+            order = rows.saved_order()  # so that the calibration depends on the samples alone
+            x_held, y_held = rows.q[order].to(torch.float64) * grid.resolution, rows.labels[order]
+            scores = margin_changes.leave_one_out(self, x_held, y_held, rows.copies[order], None, gridded=True)
+            calibrate_on(self, scores, y_held, method, weight=rows.copies[order])
 
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -77,9 +78,13 @@ def class_weights(option: str | Tensor | None, counts: Tensor, labels: tuple[int
     return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
 
 
-def coded_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """Sums of targets times features (K, J), and of targets (K,), in steps; weighted by class, in integers if unweighted."""
+def coded_sums(
+    stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre | None
+) -> tuple[Tensor, Tensor]:
+    """Sums of t (q - c) (K, J) and of the targets t (K,), in steps; weighted by class, in integers if unweighted."""
     V, side = stats.class_sums()
+    if centre is not None:  # exact, before any weight
+        V = V - (side if side.ndim == 1 else side[0])[:, None] * centre.c
     if side.ndim == 2:
         return V[1:], side[0, 1:]
     both = torch.cat([V, side[:, None]], 1)
@@ -92,13 +97,11 @@ def coded_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int
 
 def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> list[GroupSums]:
     """The sums that make up a system, with their weights."""
-    if labels is None and weights is None:
-        return [stats.sums()]
-    if weights is not None:
-        values = weights.tolist()  # the weights scale whole matrices, as numbers
-        return [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
-    a, b = (stats.sums(c) for c in labels or ())
-    return [GroupSums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+    if weights is None:
+        return [stats.sums([group for c in labels or [None] for group in stats.groups_of(c)])]
+    values = weights.tolist()  # the weights scale whole matrices, as numbers
+    present = [c for c in labels or range(stats.num_classes) if values[c] != 0]
+    return [stats.sums(stats.groups_of(c), values[c]) for c in present]
 
 
 Targets: TypeAlias = Callable[[Centre | None], tuple[Tensor, Tensor]]
@@ -202,16 +205,9 @@ def head_problem(
     standard: Standardization | None,
 ) -> RidgeProblem:  # fmt: skip
     """The problem of a head. weights: (K,) by class; labels: only these two classes, one against the other."""
-    Y, y = coded_sums(stats, weights, labels)
-
-    def targets(centre: Centre | None) -> tuple[Tensor, Tensor]:
-        if centre is None:
-            return Y, y
-        return Y - y[:, None] * (centre.c if weights is None else centre.c.to(torch.float64)), y
-
     return RidgeProblem(
-        weighted_sums(stats, weights, labels), targets, stats.in_features, units, intercept, standard,
-        float(stats.n) if weights is None and labels is None else None,
+        weighted_sums(stats, weights, labels), partial(coded_sums, stats, weights, labels), stats.in_features, units,
+        intercept, standard, float(stats.n) if weights is None and labels is None else None,
     )  # fmt: skip
 
 

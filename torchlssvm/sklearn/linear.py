@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
@@ -59,6 +60,8 @@ class LinearEstimator(BaseEstimator):
     """The sparse formats that are accepted, in scikit-learn's terms."""
     _targets_kind: str = "classes"
     """The option ``targets`` of the head."""
+    calibration: str | None = None
+    _calibration_method: str | None = None
     _sums_fractions: bool = True
     """True if grid="auto" means float64 sums when the first sample weights are fractions."""
 
@@ -134,7 +137,7 @@ class LinearEstimator(BaseEstimator):
             return self._sum_head(X.shape[1], outputs, grid)
         return DualHead(
             X.shape[1], outputs, targets=self._targets_kind, rho=self.rho if self.alphas is None else 1.0, grid=grid,
-            intercept=self.intercept, class_weight=self._class_weight(), calibration=getattr(self, "calibration", None),
+            intercept=self.intercept, class_weight=self._class_weight(), calibration=self._calibration_method,
         )  # fmt: skip
 
     def _sum_head(self, in_features: int, outputs: int, grid: Any) -> LinearHead:
@@ -193,10 +196,10 @@ class LinearEstimator(BaseEstimator):
 
     def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
         """Choose rho among ``alphas`` and the rule, and compute leave-one-out scores and a calibration, as the options say."""
-        calibration, store_loo = getattr(self, "calibration", None), getattr(self, "store_loo", False)
-        values, head = self._candidates(), self.head_
+        store_loo, values, head = getattr(self, "store_loo", False), self._candidates(), self.head_
+        calibrates = self.calibration is not None and not head._keeps_rows  # heads with rows calibrate when asked
         open_rule = isinstance(head, LSSVMHead) and has_open_rule(head)
-        if self.alphas is None and calibration is None and not store_loo and not open_rule:
+        if self.alphas is None and not calibrates and not store_loo and not open_rule:
             return
         kept = slice(None) if weight is None else weight > 0
         rows, targets = self._all_rows(X[kept]), self._here(y[kept])
@@ -210,8 +213,8 @@ class LinearEstimator(BaseEstimator):
         if store_loo:
             given = () if isinstance(head, DualHead) else (weights,)
             self.leave_one_out_ = head.leave_one_out(rows, targets, *given).cpu().numpy()
-        if calibration is not None and not isinstance(head, DualHead):
-            head.calibrate(rows, targets, calibration, weight=weights)
+        if calibrates:
+            head.calibrate(rows, targets, self._calibration_method, weight=weights)
 
     def _judge_sums(self) -> None:
         """Choose rho again after a change of samples if the sums are enough for it. Otherwise keep the value that fit chose."""
@@ -267,6 +270,11 @@ class LinearClassifier(Classifier, LinearEstimator):
         weight = self._check_class_weight(self.class_weight)
         return torch.as_tensor(weight) if isinstance(weight, np.ndarray) else weight
 
+    @property
+    def _calibration_method(self) -> str | None:
+        usual = None if self._indicator else "temperature"  # with two classes, Platt scaling may move the border
+        return usual if self.calibration == "auto" else self.calibration
+
     _takes_indicators = False
     """True if y may be an array (n, K) of 0 and 1, with several labels for each sample."""
 
@@ -311,7 +319,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         X, y = self._check(X, y, False)
         weight, labels = self._tensor(self._check_weight(sample_weight, X)), self._here(self._encode(y))
         if not isinstance(self.head_, DualHead):
-            self.head_.calibrate(self._all_rows(X), labels, self.calibration, weight=weight)
+            self.head_.calibrate(self._all_rows(X), labels, self._calibration_method, weight=weight)
         return self
 
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
@@ -352,16 +360,18 @@ class LinearClassifier(Classifier, LinearEstimator):
         out: Array = head.influence(rows, labels, points, truth, on=on).cpu().numpy()
         return out
 
+    @available_if(lambda self: self.calibration is not None)
     def predict_proba(self, X: Any) -> Array:
-        """Predict probabilities (B, K). They are calibrated if ``calibration`` is set."""
+        """Predict probabilities (B, K), calibrated on leave-one-out scores."""
         check_is_fitted(self, "head_")
-        options = {} if isinstance(self.head_, DualHead) else {"calibrated": self.calibration is not None}
+        if isinstance(self.head_, MarginHead) and self.head_.calibration is None:
+            self.head_._calibrate_on_rows(self._calibration_method)
         try:
-            out: Array = self._answer(X, "predict_proba", **options).cpu().numpy()
+            out: Array = self._answer(X, "predict_proba").cpu().numpy()
         except NotFittedError as error:
             raise NotFittedError(
-                "samples have changed since the probabilities were calibrated, which invalidates the calibration: call "
-                "calibrate(X, y) with the samples that are left, fit again, or use calibration=None"
+                "no calibration belongs to the samples learned, because partial_fit or partial_unfit changed them: call "
+                "calibrate(X, y) with all samples learned, or fit again"
             ) from error
         return out
 
@@ -408,9 +418,11 @@ class LSSVMClassifier(LinearClassifier):
             ``"ovr"``, there are three or more classes with at most 100 features per class, and the intercept is free. ``fit``
             then uses the rule that is more accurate on left-out samples (up to 2,000 of them), and ``partial_fit`` without
             ``fit`` uses the discriminant. ``rule_`` is the rule in use. A ``DualHead`` always uses least squares.
-        calibration: None, ``"temperature"``, ``"platt"`` or ``"isotonic"``, which ``fit`` fits to leave-one-out scores.
-            ``predict`` always uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may
-            therefore differ from the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
+        calibration: the map from scores to probabilities, which ``fit`` fits to leave-one-out scores: ``"temperature"``,
+            ``"platt"``, ``"isotonic"`` or ``"auto"``, which is a temperature, or Platt scaling of each label if there are
+            several labels for each sample. With None, ``fit`` is faster and there is no ``predict_proba``. ``predict`` always
+            uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may therefore differ from
+            the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
         normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
         scale: None, or ``"std"`` to standardize features as a ``StandardScaler`` does. ``partial_unfit`` also removes the
             influence of its samples on the scale. ``coef_`` applies to features before scaling.
@@ -424,7 +436,7 @@ class LSSVMClassifier(LinearClassifier):
 
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
-        class_weight: Any = None, multiclass: str = "auto", rule: str = "auto", calibration: str | None = None,
+        class_weight: Any = None, multiclass: str = "auto", rule: str = "auto", calibration: str | None = "auto",
         normalize: str | None = None, scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
@@ -506,7 +518,7 @@ class MarginClassifier(LinearClassifier):
         selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
         intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        calibration: None, ``"temperature"``, ``"platt"`` or ``"isotonic"``, as for :class:`LSSVMClassifier`.
+        calibration: ``"auto"``, ``"temperature"``, ``"platt"``, ``"isotonic"`` or None, as for :class:`LSSVMClassifier`.
         normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
         scale: None, or ``"std"`` to standardize features. The scale is computed again after ``partial_unfit``.
         grid: ``"auto"`` or a :class:`~torchlssvm.FixedPoint`.
@@ -521,7 +533,7 @@ class MarginClassifier(LinearClassifier):
 
     def __init__(
         self, rho: Any = None, *, alphas: Any = None, selection: str = "kfold", intercept: str = "free",
-        class_weight: Any = None, calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
+        class_weight: Any = None, calibration: str | None = "auto", normalize: str | None = None, scale: str | None = None,
         grid: Any = "auto", device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept

@@ -109,6 +109,52 @@ def bound_sums(sums: Sequence[Tensor], moments: Tensor) -> float:
     return float(max(h[0] for h in host)) * max(1, sum(h[0] > 0 for h in host[:-1]))
 
 
+class FloatSums:
+    """The middle level: float64 sums of one group at a time, and the memory in which rows are put on the grid.
+
+    Threads that share rows have one each. They may finish in any order, because the sums are integers.
+    """
+
+    def __init__(self, sums: Accumulator):
+        """Take memory for the rows; that of the sums is taken when it is needed."""
+        self.sums = sums
+        self.rows = torch.empty(sums.chunk, sums.J + sums.R, dtype=torch.float64, device=sums.device)
+        self.scratch = torch.empty(sums.chunk, sums.J, dtype=torch.float32, device=sums.device)
+        self.packed: Tensor | None = None
+        self.group, self.bound = 0, 0.0
+
+    def open(self, group: int, bound: float) -> Tensor:
+        """Return the sums of a group with room for ``bound``."""
+        if self.packed is None:
+            size = gram.packed_size(self.sums.J, self.sums.R, product=True)
+            self.packed = torch.zeros(size, dtype=torch.float64, device=self.sums.device)
+        if group != self.group or self.bound + bound > gram.LARGEST_EXACT_INTEGER:
+            self.carry()
+        self.group = group
+        self.bound += bound
+        self.sums.incomplete = True
+        self.sums.touched.add(group)
+        return self.packed
+
+    def add(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
+        """Add the products of rows (b, J + R), times alpha and their multiplicities (b,)."""
+        scaled = None if mult is None else rows * mult[:, None]
+        if self.sums.direct:
+            gram.add_products_(self.sums.canonical(group), rows, self.sums.J, scaled, alpha)
+        else:
+            gram.accumulate_(self.open(group, bound), rows, self.sums.J, scaled, alpha)
+
+    def carry(self) -> None:
+        """Move the sums into the canonical ones. Changes no value."""
+        if self.packed is None or self.bound == 0.0:
+            return
+        s = self.sums
+        with _carrying:
+            s.sums[self.group] = gram.carry_(s.sums.get(self.group), self.packed, s.J, s.R, s.dtype)
+        self.packed.zero_()
+        self.bound = 0.0
+
+
 class Accumulator:
     """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum."""
 
@@ -131,10 +177,7 @@ class Accumulator:
         self.chunk = max(PRODUCT_ROWS, 2**17 // (J + R))
         self.sums: dict[int, Tensor] = {}
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
-        self._acc: Tensor | None = None
-        self._acc_group, self._acc_bound = 0, 0.0
-        self._buffer: Tensor | None = None
-        self._scratch: Tensor | None = None
+        self._floats: FloatSums | None = None
         self._length, self._tail_bound = 0, 0.0
         self.incomplete = False
         """True while rows wait, or float64 sums are not yet carried."""
@@ -149,7 +192,7 @@ class Accumulator:
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
-        buffer, views = self._room(), []
+        buffer, views = self._room().rows, []
         for change in changes:
             start, stop = self._length, self._length + change.x.shape[0]
             q = buffer[start:stop, : self.J]
@@ -178,8 +221,8 @@ class Accumulator:
             else:
                 for group, index, place in self._by_group(change.codes):
                     self._push_group(group, change, index, change.bounds[place])
-            for used in (self._buffer, self._scratch):
-                if used is not None:
+            if self._floats is not None:
+                for used in (self._floats.rows, self._floats.scratch):
                     used[: len(change.x)].zero_()
 
     def _push_sparse(self, change: SignedRows) -> None:
@@ -201,7 +244,7 @@ class Accumulator:
         for group in [0] if change.codes is None else np.unique(change.codes).tolist():
             own = slice(None) if codes is None else codes == group
             entries = (index[own], columns[own], q[own], scaled[own])
-            sparse_rows.add_products_(self._canonical(int(group)), *entries, change.z, self.J, self.R)
+            sparse_rows.add_products_(self.canonical(int(group)), *entries, change.z, self.J, self.R)
 
     def _by_group(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
         """The row numbers of each group that has rows, on the device (None: all rows) and on the host.
@@ -218,64 +261,35 @@ class Accumulator:
         yield from zip(present, parts, np.split(order, np.cumsum(sizes[present])[:-1]), strict=True)
 
     def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
-        runs = split_runs(bounds, self.chunk)
+        runs, add = split_runs(bounds, self.chunk), partial(self._add_runs, group, change, index, bounds)
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
-            share_out(partial(self._sum_aside, group, change, index, bounds), runs, self.device)
-            self.touched.add(group)
-            return
-        work = self._room()
-        if self._scratch is None:
-            self._scratch = torch.empty(self.chunk, self.J, dtype=torch.float32, device=self.device)
-        for a, b in runs:
-            pick = slice(a, b) if index is None else index[a:b]
-            by = self._write_rows(change, pick, work[: b - a], self._scratch)
-            self._accumulate(group, work[: b - a], by, float(change.sign), float(bounds[a:b].sum()))
+            share_out(lambda some: add(FloatSums(self), some).carry(), runs, self.device)
+        else:
+            add(self._room(), iter(runs))
 
-    def _write_rows(self, change: SignedRows, pick: slice | Tensor, rows: Tensor, scratch: Tensor) -> Tensor | None:
-        """Write some rows of a change on the grid, and their side columns; returns their multiplicities."""
-        part = change.x[pick]
-        with threads_for(PASS_WORK * part.numel()):
-            self.quantize(part, rows[:, : self.J], scratch)
-            if change.observer is not None:
-                change.observer(pick, rows[:, : self.J])
-        change.write_side(rows[:, self.J :], pick)
-        return None if change.mult is None else change.mult[pick]
-
-    def _sum_aside(
-        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64],
+    def _add_runs(
+        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], floats: FloatSums,
         runs: Iterator[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        """Sum runs of rows in separate memory, then add the result to the group's sums: the work of one thread.
-
-        The threads may finish in any order, because the sums are integers.
-        """
-        work = torch.empty(self.chunk, self.J + self.R, dtype=torch.float64)
-        scratch = torch.empty(self.chunk, self.J, dtype=torch.float32)
-        acc = torch.zeros(gram.packed_size(self.J, self.R, product=True), dtype=torch.float64)
-        held = 0.0
+    ) -> FloatSums:  # fmt: skip
+        """Put runs of rows on the grid and add them to the group's sums. index: (n,), the rows of the group; None: all."""
         for a, b in runs:
-            bound = float(bounds[a:b].sum())
-            if held + bound > gram.LARGEST_EXACT_INTEGER:
-                self._carry_aside(group, acc)
-                held = 0.0
-            rows = work[: b - a]
-            by = self._write_rows(change, slice(a, b) if index is None else index[a:b], rows, scratch)
-            gram.accumulate_(acc, rows, self.J, None if by is None else rows * by[:, None], float(change.sign))
-            held += bound
-        if held:
-            self._carry_aside(group, acc)
+            pick, rows = slice(a, b) if index is None else index[a:b], floats.rows[: b - a]
+            part = change.x[pick]
+            with threads_for(PASS_WORK * part.numel()):
+                self.quantize(part, rows[:, : self.J], floats.scratch)
+                if change.observer is not None:
+                    change.observer(pick, rows[:, : self.J])
+            change.write_side(rows[:, self.J :], pick)
+            by = None if change.mult is None else change.mult[pick]
+            floats.add(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+        return floats
 
-    def _carry_aside(self, group: int, acc: Tensor) -> None:
-        with _carrying:
-            self.sums[group] = gram.carry_(self.sums.get(group), acc, self.J, self.R, self.dtype)
-        acc.zero_()
-
-    def _room(self) -> Tensor:
-        if self._buffer is None:
-            self._buffer = torch.empty(self.chunk, self.J + self.R, dtype=torch.float64, device=self.device)
+    def _room(self) -> FloatSums:
+        if self._floats is None:
+            self._floats = FloatSums(self)
             self._factors = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
             self._codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
-        return self._buffer
+        return self._floats
 
     def move_side(
         self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]
@@ -285,11 +299,11 @@ class Accumulator:
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         if self.direct:
-            side = gram.side_view(self._canonical(0), self.J, self.R)
+            side = gram.side_view(self.canonical(0), self.J, self.R)
             side.index_add_(0, new, moved.to(self.dtype)).index_add_(0, old, moved.to(self.dtype), alpha=-1)
             return q
         for a, b in split_runs(bounds):
-            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
+            side = gram.side_view(self._room().open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
             side.index_add_(0, old[a:b], moved[a:b], alpha=-1)
         return q
@@ -302,62 +316,36 @@ class Accumulator:
         if not length:
             return
         bound, self._tail_bound = self._tail_bound, 0.0
-        rows, factors = self._room()[:length], self._factors[:length]
+        floats, factors = self._room(), self._factors[:length]
+        rows = floats.rows[:length]
         with threads_for(2.0 * length * self.J**2):
             for group, index, _ in self._by_group(self._codes[:length]):
                 pick = slice(None) if index is None else index
-                self._accumulate(group, rows[pick], factors[pick], 1.0, bound)
+                floats.add(group, rows[pick], factors[pick], 1.0, bound)
         rows.zero_()  # a row removed later must not stay in memory
 
-    def _canonical(self, group: int) -> Tensor:
+    def canonical(self, group: int) -> Tensor:
         """Return the canonical sums of a group, to be changed in place."""
         if group not in self.sums:
-            self.sums[group] = torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
+            self.sums[group] = self._zeros()
         self.touched.add(group)
         self.incomplete = True
         return self.sums[group]
 
-    def _open(self, group: int, bound: float) -> Tensor:
-        """Return the float64 sums of a group with room for ``bound``."""
-        if self._acc is None:
-            size = gram.packed_size(self.J, self.R, product=True)
-            self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
-        if group != self._acc_group or self._acc_bound + bound > gram.LARGEST_EXACT_INTEGER:
-            self.carry()
-        self._acc_group = group
-        self._acc_bound += bound
-        self.incomplete = True
-        self.touched.add(group)
-        return self._acc
-
-    def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
-        scaled = None if mult is None else rows * mult[:, None]
-        if self.direct:
-            gram.add_products_(self._canonical(group), rows, self.J, scaled, alpha)
-        else:
-            gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
-
-    def carry(self) -> None:
-        """Move the float64 sums into the canonical ones. Changes no value."""
-        if self._acc is None or self._acc_bound == 0.0:
-            return
-        group = self._acc_group
-        self.sums[group] = gram.carry_(self.sums.get(group), self._acc, self.J, self.R, self.dtype)
-        self._acc.zero_()
-        self._acc_bound = 0.0
-
     def complete(self) -> None:
         """Bring every row into the canonical sums."""
         self.flush()
-        self.carry()
+        if self._floats is not None:
+            self._floats.carry()
         self.incomplete = False
         if self.direct:
-            self._buffer = self._scratch = None  # as large as a strip; the next rows reallocate it
+            self._floats = None  # as large as a strip; the next rows reallocate it
 
     def total(self, group: int) -> Tensor:
         """Return the canonical packed sums of a group (zeros if it has none). The sums must be complete."""
-        if group in self.sums:
-            return self.sums[group]
+        return self.sums[group] if group in self.sums else self._zeros()
+
+    def _zeros(self) -> Tensor:
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
 
     @property

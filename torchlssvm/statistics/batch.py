@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.functional.sparse_rows import pick as pick_rows
 from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
+
+if TYPE_CHECKING:
+    from torchlssvm.statistics.statistics import Statistics
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
@@ -90,9 +93,9 @@ class HostFacts(NamedTuple):
         labels, largest_y = (host[1], None) if kind == "labels" else (None, host[1])
         return cls(host[0], labels, largest_y, None if mult is None else host[2])
 
-    def check(self, x: Tensor, y: Tensor, mult: Tensor | None, rules: BatchRules) -> None:
+    def check(self, x: Tensor, y: Tensor, mult: Tensor | None, stats: Statistics) -> None:
         """Raise ValueError for values that are not finite, labels out of range and invalid weights. x, y: as given."""
-        K, exact = rules.K, rules.exact
+        K = stats.num_classes
         if not np.isfinite(self.largest_x).all():
             checks.raise_not_finite("x", x)
         if self.labels is not None:
@@ -100,7 +103,7 @@ class HostFacts(NamedTuple):
             if low < 0 or high >= K:
                 raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
         elif not np.isfinite(self.largest_y).all():  # type: ignore[arg-type]
-            if rules.targets == "multilabel":
+            if stats.targets == "multilabel":
                 checks.raise_not_binary(y)
             checks.raise_not_finite("y", y)
         if self.weight is None or mult is None:
@@ -110,7 +113,7 @@ class HostFacts(NamedTuple):
         for bad, problem, hint in (
             (self.weight < 0, "negative", ""),
             (
-                exact & (self.weight != np.floor(self.weight)),
+                stats.exact & (self.weight != np.floor(self.weight)),
                 "fractional",
                 ": on a grid a weight is an integer multiplicity; least-squares heads with grid=None take real weights",
             ),
@@ -123,97 +126,68 @@ class HostFacts(NamedTuple):
                 )
 
 
-@dataclass(frozen=True)
-class BatchRules:
-    """The batches a machine accepts: J features and K classes or targets on a device, with ids if there are ``folds``.
-
-    ``choices`` are the grids chosen so far, and ``wanted`` is the user's request. If ``exact``, a grid of None in ``wanted`` is
-    chosen from the data. Otherwise samples are summed as float64. ``normalize`` says how rows are normalized before they are
-    rounded to the grid. ``standardized`` says that the machine divides columns by their deviation. ``targets`` are as for
-    :class:`~torchlssvm.Statistics`. ``moments`` are those of the float targets held.
-    """
-
-    J: int
-    K: int
-    device: torch.device
-    exact: bool
-    choices: GridChoices = GridChoices()
-    wanted: GridChoices = GridChoices()
-    folds: int = 0
-    normalize: str | None = None
-    standardized: bool = False
-    targets: str | None = None
-    moments: Tensor | None = None
-
-
 def check_batch(
-    rules: BatchRules, x: Any, y: Any, weight: Any = None, ids: Any = None, sparse: bool = False
+    stats: Statistics, choices: GridChoices, x: Any, y: Any, weight: Any, ids: Any, gridded: bool, sparse: bool
 ) -> SampleBatch:
     """Check a batch for every kind of bad input and choose the grids still open. An error changes nothing.
 
-    ``sparse``: many sparse rows stay sparse.
+    ``choices`` are the grids chosen so far. ``gridded``: the rows are already normalized and on the grid. ``sparse``: many
+    sparse rows stay sparse.
     """
-    x = given = checks.features(x, rules.J, rules.device, sparse)
-    if rules.normalize is not None:
+    x = given = checks.features(x, stats.in_features, stats.device, sparse)
+    if stats.normalize is not None and not gridded:
         x = with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64)
-        x = normalized(x, rules.normalize)
-    given_y, kind = checks.targets(y, x, rules.K, rules.targets)
-    y = checks.label_signs(given_y) if rules.targets == "multilabel" else given_y
+        x = normalized(x, stats.normalize)
+    given_y, kind = checks.targets(y, x, stats.num_classes, stats.targets)
+    y = checks.label_signs(given_y) if stats.targets == "multilabel" else given_y
     mult = checks.weights(weight, x)
-    held = rules.choices.kind
-    if held is not None and kind != held and x.shape[0]:
-        raise ValueError(f"this machine holds {held}, got {kind}: labels (B,) and float targets (B, K) do not mix")
-    ids = _ids(ids, rules.folds, x.shape[0])
+    if choices.kind is not None and kind != choices.kind and x.shape[0]:
+        raise ValueError(
+            f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
+        )
+    ids = _ids(ids, stats.folds, x.shape[0])
     if not x.shape[0]:
-        return _no_samples(x, y, kind, rules)
+        return _no_samples(x, y, kind, choices)
     facts = HostFacts.read(x, y, kind, mult)
-    facts.check(given, given_y, mult, rules)
+    facts.check(given, given_y, mult, stats)
     if mult is not None and facts.weight is not None and not facts.weight.all():  # drop samples of weight zero
         keep = mult != 0
         ids = None if ids is None else list(itertools.compress(ids, keep.tolist()))
         x, y, mult = pick_rows(x, keep), y[keep], mult[keep]
         if not x.shape[0]:
-            return _no_samples(x, y, kind, rules)
+            return _no_samples(x, y, kind, choices)
         facts = HostFacts.read(x, y, kind, mult)
-    choices = _decide(facts, kind, rules)
-    if rules.choices.kind is None and rules.wanted.grid is None and choices.grid is not None:
-        _warn_if_coarse(x, choices.grid, rules.standardized)
-    if rules.targets != "multilabel" and choices.target_grid is not None:
-        _warn_if_targets_are_lost(y, choices.target_grid, rules.moments)
-    return _build(x, y, mult, ids, facts, choices, rules)
-
-
-def _no_samples(x: Tensor, y: Tensor, kind: str, rules: BatchRules) -> SampleBatch:
-    labels = y if kind == "labels" else None
-    return SampleBatch(x, labels, None, None, None, np.zeros(0), 0.0, 0.0, rules.choices)
-
-
-def _build(
-    x: Tensor, y: Tensor, mult: Tensor | None, ids: list[Any] | None, facts: HostFacts, choices: GridChoices,
-    rules: BatchRules,
-) -> SampleBatch:  # fmt: skip
-    """Put checked samples on the target's grid and bound their sums."""
-    folds = None if ids is None or not rules.folds else np.array(fold_of(ids, rules.folds), dtype=np.int64)
+    before, choices = choices, _decide(facts, kind, stats, choices)
+    if before.kind is None and stats.requested.grid is None and choices.grid is not None:
+        _warn_if_coarse(x, choices.grid, stats.scale is not None)
+    if stats.targets != "multilabel" and choices.target_grid is not None:
+        _warn_if_targets_are_lost(y, choices.target_grid, stats)
+    folds = None if ids is None or not stats.folds else np.array(fold_of(ids, stats.folds), dtype=np.int64)
     labels, targets = (y, None) if choices.kind == "labels" else (None, y.to(torch.float64))
     if choices.target_grid is not None:
         targets = choices.target_grid.quantize(y)
     size = float(x.shape[0]) if facts.weight is None else float(facts.weight.sum())
-    bounds = _bounds(facts, choices) if rules.exact else np.ones(x.shape[0])
+    bounds = _bounds(facts, choices) if stats.exact else np.ones(x.shape[0])
     largest = max([1.0, *(float(t.max()) for t in (facts.largest_x, facts.largest_y) if t is not None)])
     batch = SampleBatch(
         x, labels, targets, mult, None if folds is None else torch.from_numpy(folds).to(x.device), bounds, size,
-        float(bounds.sum()) if rules.exact else largest**2 * size, choices, ids,
+        float(bounds.sum()) if stats.exact else largest**2 * size, choices, ids,
         host_labels=facts.labels, host_folds=folds,
     )  # fmt: skip
-    return _split_heavy(batch) if rules.exact else batch
+    return _split_heavy(batch) if stats.exact else batch
 
 
-def _decide(facts: HostFacts, kind: str, rules: BatchRules) -> GridChoices:
+def _no_samples(x: Tensor, y: Tensor, kind: str, choices: GridChoices) -> SampleBatch:
+    labels = y if kind == "labels" else None
+    return SampleBatch(x, labels, None, None, None, np.zeros(0), 0.0, 0.0, choices)
+
+
+def _decide(facts: HostFacts, kind: str, stats: Statistics, choices: GridChoices) -> GridChoices:
     """Choose the grids that are still open, and check that the batch is within the grids in use."""
     x = float(facts.largest_x.max())
     y = None if facts.largest_y is None else float(facts.largest_y.max())
-    choices, wanted = rules.choices, rules.wanted
-    if choices.kind is None and rules.exact:
+    wanted = stats.requested
+    if choices.kind is None and stats.exact:
         choices = GridChoices(
             kind, wanted.grid or FixedPoint.auto(x), None if y is None else wanted.target_grid or FixedPoint.auto(y)
         )
@@ -253,12 +227,12 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
         )
 
 
-def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, moments: Tensor | None) -> None:
+def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, stats: Statistics) -> None:
     """Warn if rounding changes a column of targets much, in any batch. y: (B, K).
 
     All columns and all later batches share one grid, by default that of the largest target in the first batch. Rounding is
     compared with the variation of the column, or with the column itself if it does not vary. Of fewer than 8 rows, which may be
-    alike by chance, the samples held count too: ``moments`` (F, K+1, K+1) of [1, t].
+    alike by chance, the samples held count too.
     """
     if checks.is_fake(y):
         return
@@ -266,8 +240,8 @@ def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, moments: Tensor | Non
     y = y.to(torch.float64)
     spread, mean = torch.var_mean(y, 0, correction=0)
     square = spread + mean.square()
-    if len(y) < 8 and moments is not None:
-        held = moments.sum(0, dtype=torch.float64)
+    if len(y) < 8 and stats.moments.ndim == 3 and stats.n > 0:
+        held = stats.moments.sum(0, dtype=torch.float64)  # of [1, t]
         held /= held[0, 0].clone()
         spread = torch.maximum(spread, (held.diagonal() - held[0].square())[1:] * grid.resolution**2)
     spread = torch.where(spread > noise * square, spread, square)

@@ -24,7 +24,7 @@ from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
-from torchlssvm.statistics.batch import BatchRules, GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Format of the bytes that a digest covers. The number changes when these bytes do."""
@@ -261,22 +261,20 @@ class Statistics:
     def class_sums(self) -> tuple[Tensor, Tensor]:
         """Side sums V (R, J) and side moments: class sums with counts (K,), or for values [1, t] sums with (K+1, K+1)."""
         self.check_whole()
-        F, K = max(1, self.folds), self.num_classes
         moments = self.moments.sum(0)
         if self.accumulator is None:
-            return torch.zeros(K, self.in_features, dtype=self.moments.dtype, device=self.device), moments
-        if self.per_class:
-            parts = [torch.cat([self.side_sums(f * K + c) for c in range(K)]) for f in range(F)]
-        else:
-            parts = [self.side_sums(f) for f in range(F)]
-        return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)), moments
+            return self.moments.new_zeros(self.num_classes, self.in_features), moments
+        classes = range(self.num_classes) if self.per_class else [None]
+        return torch.cat([self.side_sums(self.groups_of(label)) for label in classes]), moments
 
-    def packed(self, label: int | None = None) -> Tensor:
-        """Return the packed M of one class, or of everything. Do not write to it."""
+    def groups_of(self, label: int | None) -> list[int]:
+        """The groups of one class, if sums are kept per class, or all groups (None)."""
         assert self.accumulator is not None
-        groups = range(self.accumulator.groups)
-        if self.per_class and label is not None:
-            groups = range(label, self.accumulator.groups, self.num_classes)
+        return list(range(label or 0, self.accumulator.groups, 1 if label is None else self.num_classes))
+
+    def packed(self, groups: Sequence[int]) -> Tensor:
+        """Return the packed M of some groups together. Do not write to it."""
+        assert self.accumulator is not None
         sums = self.group_sums()
         present = [sums[g] for g in groups if g in sums]
         if not present:
@@ -286,18 +284,15 @@ class Statistics:
             total = total + part if i == 0 else total.add_(part)
         return total
 
-    def sums(self, label: int | None = None, weight: float | None = None) -> GroupSums:
-        """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
-        if label is not None and self.per_class:  # one class: avoid copying the sums of all classes
-            folds = range(max(1, self.folds))
-            m = torch.stack([self.side_sums(f * self.num_classes + label)[0] for f in folds]).sum(0)
-            return GroupSums(weight, self.packed(label), m, self.moments[:, label].sum())
-        V, moments = self.class_sums()
-        if moments.ndim == 2:
-            return GroupSums(weight, self.packed(), V[0], moments[0, 0])
-        if label is None:
-            return GroupSums(weight, self.packed(), V.sum(0), moments.sum())
-        return GroupSums(weight, self.packed(label), V[label], moments[label])
+    def sums(self, groups: Sequence[int], weight: float | None = None) -> GroupSums:
+        """M, m and n of some groups together, for :mod:`torchlssvm.functional.system`."""
+        assert self.accumulator is not None
+        V = self.side_sums(groups)
+        moments = self.moments.reshape(self.accumulator.groups, -1)[groups]
+        constant = self.kind == "values"  # the first side column is 1
+        return GroupSums(
+            weight, self.packed(groups), V[0] if constant else V.sum(0), moments[:, 0].sum() if constant else moments.sum()
+        )  # fmt: skip
 
     def diagonal(self) -> Tensor:
         """Return the diagonal of M (groups, J), for each group. Do not write to it."""
@@ -312,9 +307,9 @@ class Statistics:
         if self.accumulator is None:
             shape = (self.num_classes, J + 1, J + 1) if self.per_class else (J + 1, J + 1)
             return torch.zeros(shape, dtype=self.moments.dtype, device=self.device)
-        out = []
-        for label in range(self.num_classes) if self.per_class else [None]:
-            s = self.sums(label)
+        out, classes = [], range(self.num_classes) if self.per_class else [None]
+        for label in classes:
+            s = self.sums(self.groups_of(label))
             full = torch.cat([gram.unpack(s.packed, J), s.m[None]])
             out.append(torch.cat([full, torch.cat([s.m, s.n[None]])[:, None]], 1))
         return torch.stack(out) if self.per_class else out[0]
@@ -358,22 +353,15 @@ class Statistics:
                 sums.complete()
         return sums
 
-    def side_sums(self, group: int) -> Tensor:
-        """Return V (R, J) of a group. Do not write to it."""
+    def side_sums(self, groups: Sequence[int]) -> Tensor:
+        """Return V (R, J) of some groups together."""
         assert self.accumulator is not None
         sums, R = self.group_sums(), self.accumulator.R
-        if group not in sums:
-            return torch.zeros(R, self.in_features, dtype=self.moments.dtype, device=self.device)
-        return gram.side_view(sums[group], self.in_features, R)
-
-    def group_mean_terms(self, group: int) -> tuple[Tensor, Tensor]:
-        """Return the sum m (J,) and the number n of a group's samples."""
-        V, moments = self.side_sums(group), self.moments
-        if moments.ndim == 3:
-            return V[0], moments[group, 0, 0]
-        if self.per_class:
-            return V[0], moments[group // self.num_classes, group % self.num_classes]
-        return V.sum(0), moments[group].sum()
+        out = torch.zeros(R, self.in_features, dtype=self.moments.dtype, device=self.device)
+        for group in groups:
+            if group in sums:
+                out += gram.side_view(sums[group], self.in_features, R)
+        return out
 
     def with_sums(
         self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
@@ -388,13 +376,6 @@ class Statistics:
         out.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
         return out
 
-    def _empty_like(self, in_features: int, folds: int, normalize: str | None, scale: str | None) -> Statistics:
-        return Statistics(
-            in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
-            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=folds, normalize=normalize,
-            scale=scale, targets=self.targets, device=self.device,
-        )  # fmt: skip
-
     @exactly
     def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
         """Return the statistics of some columns (k,) of the same rows, in the order given.
@@ -403,7 +384,7 @@ class Statistics:
         the columns.
         """
         self.canonicalize()
-        out = self._empty_like(len(columns), self.folds, normalize, scale)
+        out = self.zero(in_features=len(columns), normalize=normalize, scale=scale)
         if self.accumulator is None:
             return out
         J, R = self.in_features, self.accumulator.R
@@ -422,7 +403,7 @@ class Statistics:
         >>> int(both.of_folds([0]).n + both.of_folds([1]).n)
         20
         """
-        out = self._empty_like(self.in_features, 0, self.normalize, self.scale)
+        out = self.zero(folds=0)
         moments = self.moments[list(folds)].sum(0, keepdim=True)
         weight = checks.to_host(moments[0, 0, 0] if moments.ndim == 3 else moments.sum())[0][0]
         if self.empty or not weight:
@@ -445,12 +426,7 @@ class Statistics:
         ``gridded``: the rows are already normalized and on the grid. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
-        rules = BatchRules(
-            self.in_features, self.num_classes, self.device, self.exact, choices, self.requested, self.folds,
-            None if gridded else self.normalize, self.scale is not None, self.targets,
-            self.moments if self.moments.ndim == 3 and self._weight > 0 else None,
-        )  # fmt: skip
-        batch = check_batch(rules, x, y, weight, ids, sparse)
+        batch = check_batch(self, choices, x, y, weight, ids, gridded, sparse)
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
@@ -490,10 +466,10 @@ class Statistics:
         gross = sum(b.gross for b, _ in changes)
         removed = sum(b.gross for b, s in changes if s < 0) if held else 0.0
         self._reserve(gross - removed, removed)
-        moments = self._moments_after(changes, first.choices)
+        moments = self.moments_after(changes, first.choices)
         if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
             self.check_counts(moments)
-        rows = [self._rows(b, s) for b, s in changes]
+        rows = [self.signed_rows(b, s) for b, s in changes]
         self._require_memory(rows, first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
@@ -527,17 +503,12 @@ class Statistics:
             raise checks.removal_error("a sum of squares would fall below zero")
         if self.moments.ndim == 3:
             self._check_possible_targets(self.moments.sum(0))
-        if groups is None:
-            border = self.class_sums() if joint and self.moments.ndim == 3 else self.sums()[2:]
-            if not is_semidefinite(self.packed(), *border, ridge):
-                raise checks.removal_error("the sums would not be positive semidefinite")
-        for group in sorted(groups or ()):
-            assert self.accumulator is not None
-            border = self.group_mean_terms(group)
+        for some in [self.groups_of(None)] if groups is None else [[group] for group in sorted(groups)]:
+            _, packed, m, n = self.sums(some)
             if joint and self.moments.ndim == 3:
-                border = self.side_sums(group), self.moments[group]
-            if not is_semidefinite(self.accumulator.total(group), *border, ridge):
-                which = f" of class {group % self.num_classes}" if self.per_class else ""
+                m, n = self.side_sums(some), self.moments[some].sum(0)
+            if not is_semidefinite(packed, m, n, ridge):
+                which = f" of class {some[0] % self.num_classes}" if self.per_class and groups is not None else ""
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
     def _check_possible_targets(self, moments: Tensor) -> None:
@@ -565,7 +536,8 @@ class Statistics:
             "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
         )  # fmt: skip
 
-    def _moments_after(self, changes: list[tuple[SampleBatch, int]], choices: GridChoices) -> Tensor:
+    def moments_after(self, changes: list[tuple[SampleBatch, int]], choices: GridChoices) -> Tensor:
+        """Return the moments after a change."""
         F, K = max(1, self.folds), self.num_classes
         dtype = self.moments.dtype
         if choices.kind == "labels":
@@ -592,7 +564,8 @@ class Statistics:
         assert batch.targets is not None
         return torch.nn.functional.pad(batch.targets, (1, 0), value=1.0)
 
-    def _rows(self, b: SampleBatch, sign: int) -> SignedRows:
+    def signed_rows(self, b: SampleBatch, sign: int) -> SignedRows:
+        """Return checked samples with the groups and side columns of their sums."""
         K = self.num_classes
         gross = b.gross if self.exact else float(len(b))
         side, codes = b.labels, b.host_folds
@@ -626,9 +599,9 @@ class Statistics:
         if self.accumulator is None:
             raise checks.removal_error("the machine is empty")
         self._reserve(0.0, old.gross)
-        moments = self._moments_after([(old, -1), (new, 1)], self.choices)
+        moments = self.moments_after([(old, -1), (new, 1)], self.choices)
         if evidence is not Evidence.PROVEN:
-            self.check_counts(self._moments_after([(old, -1)], self.choices))
+            self.check_counts(self.moments_after([(old, -1)], self.choices))
         with self.integrity:
             rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
             if new.observer is not None:
@@ -731,11 +704,10 @@ class Statistics:
         """Return an independent copy."""
         return self._combined(self.zero(), 1, 1)
 
-    def zero(self, device: torch.device | None = None) -> Statistics:
-        """Return empty statistics of the same shape, the neutral element, on this or another device."""
+    def zero(self, **changes: Any) -> Statistics:
+        """Return empty statistics of the same shape, the neutral element, or with some attributes changed (device, folds)."""
         out = object.__new__(Statistics)
-        out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")})
-        out.device = self.device if device is None else device
+        out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")} | changes)
         out.integrity = Integrity()
         out._reset()
         return out
@@ -852,16 +824,14 @@ class Statistics:
                 inner = hashlib.sha256()
                 for part in gram.lower_bytes(sums.total(group), self.in_features, sums.R):
                     inner.update(part)
-                inner.update(self._group_moments(group).cpu().numpy().astype("<i8", copy=False).tobytes())
+                moments = self.moments.reshape(sums.groups, -1)[
+                    group
+                ]  # counts on the diagonal, one count, or of [1, t]
+                moments = torch.diag(moments) if self.moments.ndim == 2 else moments
+                inner.update(moments.cpu().numpy().astype("<i8", copy=False).tobytes())
                 self.group_hashes[group] = inner.digest()
         hashes = b"".join(self.group_hashes[group] for group in range(sums.groups))
         return hashlib.sha256(canonical(self.header()) + hashes).hexdigest()
-
-    def _group_moments(self, group: int) -> Tensor:
-        """Return sum z z^T of a group: the counts on a diagonal, one count, or the moments of [1, t]."""
-        if self.per_class:
-            return self.moments[group // self.num_classes, group % self.num_classes][None]
-        return self.moments[group] if self.moments.ndim == 3 else torch.diag(self.moments[group])
 
     def reuse_hashes(self, other: Statistics, changed: Iterable[int]) -> None:
         """Copy the group hashes of statistics that differ from these in the ``changed`` groups alone."""
@@ -925,7 +895,7 @@ class Statistics:
         target = torch.empty(0, device=device).device
         if target == self.device:
             return self
-        out = self.zero(target)
+        out = self.zero(device=target)
         out.load({k: v if k == "meta" else v.to(target) for k, v in self.state().items()})
         return out
 

@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, gram
+from torchlssvm.functional import gram
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.functional.sample_identity import fold_of
 
 if TYPE_CHECKING:
     from torchlssvm.statistics.statistics import Statistics
@@ -47,7 +45,7 @@ class SumCheck:
         residues = drawn % np.repeat(np.array(PRIMES, np.uint64), VECTORS_PER_PRIME)
         self.r = self._reduce(torch.from_numpy(residues.astype(np.float64)).to(s.device))  # (J, T)
         self.right = torch.zeros(self.groups, J + sides, T, dtype=torch.float64, device=s.device)
-        self.moments = torch.zeros_like(s.moments)
+        self.counted = s.zero()
 
     def _reduce(self, values: Tensor) -> Tensor:  # (..., T)
         """The residues nearest to zero, for |values| <= 2^52."""
@@ -67,27 +65,15 @@ class SumCheck:
         s = self.statistics
         if s.grid is None or s.kind != ("labels" if y.ndim == 1 else "values"):
             raise ValueError(f"the statistics hold {s.kind or 'nothing'}, and the samples do not match")
-        q = s.grid.quantize(x if s.normalize is None else normalized(x.to(torch.float64), s.normalize))
-        folds = torch.zeros(len(q), dtype=torch.int64, device=q.device)
-        if s.folds:
-            folds = torch.tensor(fold_of(ids, s.folds), device=q.device)
-        groups = folds
-        if y.ndim == 1:
-            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < s.num_classes:
-                raise ValueError(f"a label is not one of the {s.num_classes} classes")
-            codes = folds * s.num_classes + y
-            self.moments.view(-1).add_(torch.bincount(codes, minlength=self.moments.numel()))
-            z = torch.ones_like(q[:, :1])
-            if s.per_class:
-                groups = codes
-            else:
-                z = torch.nn.functional.one_hot(y, s.num_classes).to(torch.float64)
-        else:
-            assert s.target_grid is not None
-            y = checks.label_signs(y) if s.targets == "multilabel" else y
-            z = torch.cat([torch.ones_like(q[:, :1]), s.target_grid.quantize(y.reshape(len(y), -1))], 1)
-            whole = z.to(torch.int64)
-            self.moments.index_add_(0, folds, whole[:, :, None] * whole[:, None, :])
+        batch = s.check(x, y, ids=ids)
+        if not len(batch):
+            return
+        self.counted.moments = self.counted.moments_after([(batch, 1)], s.choices)
+        q, rows = s.grid.quantize(batch.x), s.signed_rows(batch, 1)
+        z = torch.empty(len(q), self.right.shape[1] - s.in_features, dtype=torch.float64, device=s.device)
+        rows.write_side(z, slice(None))
+        groups = torch.zeros(len(q), dtype=torch.int64) if rows.codes is None else torch.from_numpy(rows.codes)
+        groups = groups.to(s.device)
         for group in torch.unique(groups).tolist():
             mine = slice(None) if self.groups == 1 else groups == group
             both = torch.cat([q[mine], z[mine]], 1)
@@ -100,13 +86,13 @@ class SumCheck:
     def failure(self) -> str | None:
         """A message about the first sum that differs from that of the samples; None if all agree."""
         s = self.statistics
-        if not torch.equal(self.moments, s.moments):
+        if not torch.equal(self.counted.moments.reshape(s.moments.shape), s.moments):
             return "the counts differ from those of the rows"
         found = s.group_sums()
         for group, right in enumerate(self.right):
             sums = torch.zeros(right.shape[0], s.in_features, dtype=torch.int64, device=s.device)
             if group in found:
-                sums = torch.cat([gram.unpack(found[group], s.in_features), s.side_sums(group)])
+                sums = torch.cat([gram.unpack(found[group], s.in_features), s.side_sums([group])])
             for k, p in enumerate(PRIMES):
                 mine = slice(k * VECTORS_PER_PRIME, (k + 1) * VECTORS_PER_PRIME)
                 left = self._product(torch.remainder(sums, p).to(torch.float64), self.r, p)

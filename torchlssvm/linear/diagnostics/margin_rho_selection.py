@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
-from torchlssvm.linear.active_sums import ActiveSums
 from torchlssvm.linear.diagnostics.margin_changes import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, best_of, check_rhos
 from torchlssvm.linear.hinge_descent import DescentPoint, HingeDescent
@@ -94,12 +93,11 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     one_sign = ((signs > 0) * weight).sum(0) == 0  # no sample of the class is in the other folds
     tested = torch.stack([fold == f for f in used], 1)
     number = float((tested * copies[:, None]).sum())
-    total = ActiveSums.of_all(rows, solver.groups, 0, head.statistics)
     errors, risen, scale = torch.full_like(values, torch.inf), 0, solver.scale
     point: DescentPoint | None = None
     for i in values.argsort(descending=True).tolist():
         before, scale = scale, replace(solver.scale, rho=float(values[i]))
-        descent = HingeDescent(total, scale, signs, weight, order)
+        descent = HingeDescent(solver, scale, signs, weight, order)
         if point is None:
             point = descent.start()
         else:

@@ -22,7 +22,7 @@ from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import BatchRules, GridChoices, check_batch
+from torchlssvm.statistics.batch import GridChoices
 
 if TYPE_CHECKING:
     from torchlssvm.linear.linear_head import LinearHead
@@ -202,11 +202,7 @@ def check_groups(groups: Any, count: int, device: torch.device) -> list[Tensor] 
 def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None) -> SampleChange:
     """Check samples to be left out, with the same errors as ``add``."""
     stats = view.statistics
-    rules = BatchRules(
-        view.in_features, view.num_classes, view.device, stats.exact, view.choices, normalize=stats.normalize,
-        targets=stats.targets,
-    )  # fmt: skip
-    batch = check_batch(rules, x, y)
+    batch = stats.zero(folds=0).check(x, y, like=stats)
     times = checks.weights(weight, batch.x)
     members = check_groups(groups, len(batch.x), view.device)
     heaviest = None
