@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,27 +252,6 @@ def test_float_targets_may_be_added_twice(shell: Shell) -> None:
     shell("add", "s", "--features", "x.npy", "--labels", "t.npy")
     assert shell.json("add", "s", "--features", "x.npy", "--labels", "t.npy")["skipped"] == N
     assert shell.json("stats", "s")["samples"] == N
-
-
-def test_kill_nine_during_add(empty: Shell) -> None:
-    """A real process, really killed: the same command finishes the work, and nothing is there twice."""
-    random = np.random.default_rng(3)
-    np.save("big.npy", random.normal(size=(4000, 5)).astype(np.float32))
-    np.save("lab.npy", random.integers(0, 3, 4000))
-    add = ["add", "s", "--features", "big.npy", "--labels", "lab.npy", "--batch-size", "4"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchlssvm", *add], env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
-    )
-    deadline = time.monotonic() + 60
-    with SampleStore("s", readonly=True) as reader:
-        while len(reader) < 40 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    said = empty.json(*add[:-1], 1000)
-    assert said["skipped"] >= 40
-    assert said["added"] + said["skipped"] == said["samples"] == 4000
-    assert said["digest"] == head_of(np.load("big.npy"), np.load("lab.npy")).digest()
 
 
 # -- init --------------------------------------------------------------------------------------------------------------

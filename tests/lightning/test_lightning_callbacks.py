@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import queue
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, expected, write
+from tests.support.lightning_events import EXTRA, X, Y
 from tests.support.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
 from torchlssvm import Certificate, LSSVMHead, TorchLSSVMError, verify
 from torchlssvm.analysis.label_errors import find_label_errors
@@ -25,47 +21,6 @@ from torchlssvm.lightning import DataCorrection, FitHead, LabelAudit, OnlineProb
 from torchlssvm.store import SampleStore
 
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)
-
-
-def in_a_process(work: Any) -> int:
-    """Run in a forked process; its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(100)
-    return process.exitcode if process.exitcode is not None else -1
-
-
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("kill", [None, 1, 3, 5, 7])
-def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kill: int | None, stored: bool) -> None:
-    """Events come before, during and after; the run is killed between a checkpoint and the next, and resumed."""
-    path, dead = tmp_path / "events.jsonl", tmp_path / "dead.jsonl"
-    write(path, BEFORE)
-    options = {"store": str(tmp_path / "store")} if stored else {}
-
-    def callbacks() -> list[Any]:
-        save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_last=True, save_top_k=0)
-        return [Writer(path, DURING), DataCorrection(path, dead_letters=dead), save]
-
-    if kill is not None:
-        run = quiet(tmp_path, callbacks=[*callbacks(), Kill(kill)], enable_checkpointing=True)
-        assert in_a_process(lambda: run.fit(module(**options), loader())) == -signal.SIGKILL
-    m, hooks = module(**options), callbacks()
-    last = tmp_path / "last.ckpt"
-    trainer = quiet(tmp_path, callbacks=hooks, enable_checkpointing=True)
-    trainer.fit(m, loader(), ckpt_path=str(last) if last.exists() else None)
-    write(path, AFTER)
-    if stored:
-        m.setup("fit")
-        m.on_fit_start()
-        hooks[1].corrector = None
-    hooks[1].look(trainer, m)
-    digest = m.head.digest()
-    m.teardown("fit")
-    assert digest == expected(stored)
-    reasons = [json.loads(text)["reason"] for text in dead.read_text().splitlines()]
-    assert any("not JSON" in r for r in reasons)
-    assert stored or any("bit for bit" in r for r in reasons)
 
 
 def test_what_was_done_is_logged(tmp_path: Path) -> None:

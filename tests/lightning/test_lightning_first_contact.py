@@ -97,7 +97,7 @@ def test_names_of_dicts(tmp_path):
         assert torch.equal(torch.cat(trainer.predict(m, data)), m.head(x))
     with pytest.raises(ValueError, match="names are given for"):
         module(batch_names={"picture": "x"})
-    with pytest.raises(ValueError, match="a dict with 'photo'"):
+    with pytest.raises(ValueError, match="'photo'"):
         quiet(tmp_path).fit(module(), DataLoader([{"photo": x, "kind": y}], batch_size=None))
 
 

@@ -1,4 +1,4 @@
-"""Several ranks, killed in the middle of an epoch and resumed, events before, during and after: as if nothing had happened."""
+"""One rank or several, killed in the middle of an epoch and resumed, events before, during and after: as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from torchlssvm.store import SampleStore
 KILLED = -signal.SIGKILL
 # Lightning deals samples out in the order of a DistributedSampler with seed 0: 66 is learned in batch 0, 31 in 3, 43 in 4.
 SCENARIOS: dict[str, dict[str, Any]] = {
+    "alone": {"world": 1, "stored": False, "kills": [{"after": 5, "victims": [0]}]},
+    "alone, with a store": {
+        "world": 1,
+        "stored": True,
+        "kills": [{"after": 3, "victims": [0]}, {"after": 7, "victims": [0]}],
+    },
     "both": {"stored": False, "kills": [{"after": 5, "victims": [0, 1]}]},
     "both, then an erasure": {"stored": True, "kills": [{"after": 5, "victims": [0, 1]}], "erased": (66, 31, 43)},
     "the first": {"stored": False, "kills": [{"after": 7, "victims": [0]}]},

@@ -188,6 +188,7 @@ ORDERS: dict[str, list[Event]] = {
         Remove(subject="0"),
         Add(ids=["n"], x=OTHER[:1], y=[1], subject="0"),
     ],
+    "a subject is relabelled": [Relabel(subject="3", y=2)],
     "an addition, its removal": [Add(ids=["n"], x=OTHER[:1], y=[1]), Remove(ids=["n"])],
 }
 
@@ -231,14 +232,6 @@ def test_a_removed_subject_is_watched_for_the_rest_of_the_run(tmp_path: Path, ba
     with SampleStore(tmp_path / "store") as store:
         assert store.find(subject="3") == []
         assert not len(WaitingEvents(store))  # the watch has ended with the run
-
-
-def test_a_subject_is_relabelled_for_the_rest_of_the_run(tmp_path: Path) -> None:
-    event = Relabel(subject="3", y=2)
-    path = tmp_path / "events.jsonl"
-    m = module(store=str(tmp_path / "store"))
-    quiet(tmp_path, callbacks=[Writer(path, {3: [event]}), DataCorrection(path)]).fit(m, owned())
-    assert m.head.digest() == after(event).digest()
 
 
 # -- what is not answered ----------------------------------------------------------------------------------------------

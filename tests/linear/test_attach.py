@@ -208,14 +208,6 @@ def test_timm_style(get: bool, distilled: bool, width: int, wrapped: bool) -> No
     assert torch.equal(clf.features(images), expected)
 
 
-def test_timm_style_is_unchanged_by_an_error() -> None:
-    model = TimmStyle()
-    before = state(model)
-    with pytest.raises(ValueError, match=r"head\.in_features is 6.*in_features=8"):
-        attach(model, 3, head=Recorder(in_features=6))
-    assert_same_state(model, before)
-
-
 @pytest.mark.parametrize("num_classes", [1000, 0])
 def test_timm(num_classes: int) -> None:
     timm = pytest.importorskip("timm")
@@ -291,28 +283,24 @@ def test_bare_linear() -> None:
     assert_same_state(linear, before)
 
 
-@pytest.mark.parametrize("name", ["fc", "fc3", "classifier", "head", "last_linear", "output"])
-def test_usual_names(name: str) -> None:
-    model = Named(name)
-    images = torch.randn(2, 3, 5, 5)
-    expected = layer_input(model, name, images)
-    assert torch.equal(attach(model, 2, head=Recorder()).features(images), expected)
-
-
-def test_model_inside_a_model() -> None:
+@pytest.mark.parametrize("name", ["fc", "fc3", "classifier", "head", "last_linear", "output", "_fc"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_layer_is_found_by_its_name(name: str, inside: bool) -> None:
     class Wrapper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = Named()
+            self.model = Named(name)
             self.loss = nn.CrossEntropyLoss()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.model(x)
 
-    wrapper = Wrapper()
-    images = torch.randn(2, 3, 5, 5)
-    expected = layer_input(wrapper, "model.fc", images)
-    assert torch.equal(attach(wrapper, 2, head=Recorder()).features(images), expected)
+    path = f"model.{name}" if inside else name
+    model, images = Wrapper() if inside else Named(name), torch.randn(2, 3, 5, 5)
+    expected = layer_input(model, path, images)
+    clf = attach(model, 2, head=Recorder(), layer=path if inside and name == "_fc" else None)
+    assert isinstance(model.get_submodule(path), nn.Identity)
+    assert torch.equal(clf.features(images), expected)
 
 
 class OwnForward(nn.Sequential):
@@ -389,22 +377,19 @@ def test_backbone_by_hand_is_used_as_it_is() -> None:
     assert torch.equal(clf.features(images), backbone(images).flatten(1))  # (B, J, 1, 1) -> (B, J)
 
 
-def test_backbone_of_another_width() -> None:
-    clf = attach(small_network(), 2, head=Recorder(), in_features=5)  # its classifier is still on
-    with pytest.raises(ValueError, match=r"gave \(3, 100\).*\(B, 5\)"):
-        clf.add(torch.randn(3, 12), torch.zeros(3, dtype=torch.long))
+@pytest.mark.parametrize(
+    ("backbone", "fact"),
+    [
+        (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 100)), r"gave \(2, 100\).*\(B, 6\)"),
+        (lambda: nn.Conv2d(3, 6, 3), r"gave \(2, 6, 3, 3\).*\(B, 6\)"),
+        (lambda: Named("fc", lambda x: (x, x)), r"\(B, 6\).*tuple"),
+    ],
+)
+def test_backbones_that_give_no_features(backbone: Any, fact: str) -> None:
+    clf = attach(backbone(), 2, head=Recorder(), in_features=6)
+    with pytest.raises(ValueError, match=fact):
+        clf.add(torch.randn(2, 3, 5, 5), torch.zeros(2, dtype=torch.long))
     assert clf.head.calls == []
-
-
-def test_backbone_not_pooled() -> None:
-    clf = attach(nn.Conv2d(3, 6, 3), 2, head=Recorder(), in_features=6)
-    with pytest.raises(ValueError, match=r"gave \(2, 6, 3, 3\).*\(B, 6\)"):
-        clf(torch.randn(2, 3, 5, 5))
-
-
-def test_backbone_that_gives_no_tensor() -> None:
-    with pytest.raises(ValueError, match=r"\(B, 6\).*tuple"):
-        attach(Named("fc", lambda x: (x, x)), 2, head=Recorder()).features(torch.randn(2, 3, 5, 5))
 
 
 def test_dict_outputs_are_taken_by_key() -> None:
@@ -426,40 +411,27 @@ def test_dict_outputs_are_taken_by_key() -> None:
         attach(Named("fc", two), 2, head=Recorder(), output="c").features(images)
 
 
-@pytest.mark.parametrize("layer", [None, "_fc"])
-def test_a_layer_with_an_unusual_name(layer: str | None) -> None:
-    model, images = Named("_fc"), torch.randn(2, 3, 5, 5)
-    expected = layer_input(model, "_fc", images)
-    clf = attach(model, 2, head=Recorder(), layer=layer)
-    assert isinstance(model.get_submodule("_fc"), nn.Identity)
-    assert torch.equal(clf.features(images), expected)
-
-
-@pytest.mark.parametrize(("layer", "fact"), [("nothing", "_fc"), ("bn", "BatchNorm2d")])
-def test_a_layer_that_cannot_be_replaced(layer: str, fact: str) -> None:
-    model = Named("_fc")
-    before = state(model)
-    with pytest.raises(ValueError, match=fact):
-        attach(model, 2, layer=layer)
-    assert_same_state(model, before)
-
-
 # ------------------------------------------------------------------------------------------------------------ options
 
 
+@pytest.mark.parametrize("make", [small_network, lambda: nn.Sequential(nn.Flatten(), TimmStyle(get=False))])
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"head": Recorder(in_features=7)}, ValueError, r"head\.in_features is 7.*in_features=5"),
+        ({"head": Recorder(in_features=7)}, ValueError, r"head\.in_features is 7.*in_features=\d"),
         ({"head": Recorder(num_classes=9)}, ValueError, r"head\.num_classes is 9.*num_classes=2"),
         ({"head": Recorder(), "rho": 2.0}, ValueError, r"\['rho'\].*not both"),
         ({"head": nn.Linear(5, 2)}, TypeError, "add and remove"),
         ({"head": Recorder}, TypeError, "add and remove"),
         ({"head": Recorder(), "in_features": 0}, ValueError, "in_features must be 1 or more, got 0"),
+        ({"rho": -1.0}, ValueError, "rho"),
+        ({"layer": "nothing"}, ValueError, "its linear layers are"),
+        ({"layer": "0"}, ValueError, "Flatten"),
+        ({"deterministic": -1}, ValueError, "deterministic must be"),
     ],
 )
-def test_bad_options_leave_the_model_unchanged(arguments: dict[str, Any], error: type, message: str) -> None:
-    model = small_network()
+def test_bad_options_leave_the_model_unchanged(make: Any, arguments: dict[str, Any], error: type, message: str) -> None:
+    model = make()
     before = state(model)
     with pytest.raises(error, match=message):
         attach(model, 2, **arguments)
@@ -474,9 +446,10 @@ def test_lazy_layer_is_refused_until_it_knows_its_width() -> None:
     assert attach(model, 2, head=Recorder()).in_features == 4
 
 
-def test_not_a_module() -> None:
-    with pytest.raises(TypeError, match=r"nn\.Module.*function"):
-        attach(lambda x: x, 2)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("model", "error"), [(lambda x: x, TypeError), (nn.Linear(4, 9), ValueError)])
+def test_a_module_and_a_number_of_classes_are_needed(model: Any, error: type) -> None:
+    with pytest.raises(error, match="number of classes" if error is ValueError else r"nn\.Module.*function"):
+        attach(model, None if error is ValueError else 2)
 
 
 # --------------------------------------------------------------------------------------------------------- delegation
@@ -541,7 +514,9 @@ def test_batchnorm_never_moves(how: str) -> None:
 
 
 def test_no_graph_under_any_mode() -> None:
+    modes: list[bool] = []
     clf, _ = make()
+    clf.backbone[1].register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
     images = torch.randn(4, 12, requires_grad=True)
     expected = clf.features(images)
     assert not expected.requires_grad
@@ -555,6 +530,7 @@ def test_no_graph_under_any_mode() -> None:
     assert half.shape == expected.shape
     assert not half.requires_grad
     torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)
+    assert not any(modes)
 
 
 def test_copies_pickles_and_checkpoints() -> None:
@@ -625,17 +601,6 @@ def test_default_head_corrections_are_exact() -> None:
     assert clf.replace(b, yb, c, yc).remove(c, yc).head.digest() == before
 
 
-def test_default_head_options_and_device() -> None:
-    clf = attach(small_network(), 4, rho=0.25)
-    assert clf.head.rho == 0.25
-    assert clf.head.num_classes == 4
-    model = small_network()
-    before = state(model)
-    with pytest.raises(ValueError, match="rho"):
-        attach(model, 4, rho=-1.0)
-    assert_same_state(model, before)
-
-
 @pytest.mark.cuda
 def test_the_head_is_on_the_device_of_the_model() -> None:
     clf = attach(small_network().to("cuda"), 2)
@@ -704,17 +669,6 @@ def test_a_backbone_whose_batches_mix_images_is_found_by_the_trial() -> None:
     clf = attach(Mixing(), 2, in_features=4, deterministic=4)
     with pytest.raises(RuntimeError, match="deterministic=True"):
         clf.add(torch.randn(4, 4), torch.arange(4) % 2)
-    with pytest.raises(ValueError, match="deterministic must be"):
-        attach(nn.Identity(), 2, in_features=4, deterministic=-1)
-
-
-def test_the_backbone_runs_without_autograd() -> None:
-    modes = []
-    clf = attach(Named("fc", lambda x: modes.append(torch.is_grad_enabled()) or x), 2, head=Recorder())
-    clf.backbone.requires_grad_(True)
-    clf(torch.randn(2, 3, 5, 5))
-    clf(torch.randn(2, 3, 5, 5))
-    assert modes == [False, False]
 
 
 def test_first_call_in_inference_mode_or_autocast() -> None:
@@ -722,15 +676,6 @@ def test_first_call_in_inference_mode_or_autocast() -> None:
         clf, _ = make()
         with mode:
             assert clf.features(torch.randn(3, 12)).shape == (3, 5)
-
-
-def test_names_of_classes_give_their_number():
-    clf = attach(
-        nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 9)), classes=["ant", "bee", "fox"]
-    )
-    assert clf.head.num_classes == 3
-    with pytest.raises(ValueError, match="number of classes"):
-        attach(nn.Linear(4, 9))
 
 
 @pytest.mark.parametrize("layers", ["last", ["0", "1"]])

@@ -290,42 +290,23 @@ def test_inputs_are_neither_written_to_nor_kept(form: str, dtype: torch.dtype) -
     """Also those that wait to be taken in: what is done to a tensor after the call does not reach the head."""
     x, y = numbers()
     x = x.to(dtype)
-    reference = make(form)
-    head = make(form)
-
-    def through(target: LSSVMHead, spoil: bool) -> None:
-        def given(*tensors: Tensor) -> list[Tensor]:
-            mine = [t.clone() for t in tensors]
-            owned.append((mine, [t.clone() for t in mine]))
-            return mine
-
-        def done() -> None:
-            for mine, before in owned:
-                assert all(torch.equal(a, b) for a, b in zip(mine, before, strict=True))  # not written to
-                if spoil:
-                    for t in mine:
-                        t.fill_(1)
-            owned.clear()
-
-        owned: list[tuple[list[Tensor], list[Tensor]]] = []
-        weight = torch.ones(4, dtype=torch.float64)
-        target.add(*given(x[: N - 3], y[: N - 3]))
-        done()
-        _ = target.w
-        target.add(*given(x[N - 3 : N + 1], y[N - 3 : N + 1], weight))
-        done()
-        target.remove(*given(x[:2], y[:2]))
-        done()
-        target.relabel(*given(x[2:4], y[2:4], y[3:5]))
-        done()
-        target.replace(*given(x[5:6], y[5:6], x[N + 2 : N + 3], y[N + 2 : N + 3]))
-        done()
-        target(*given(x))
-        done()
-
-    through(reference, spoil=False)
-    through(head, spoil=True)
-    assert_same(bits(head), bits(reference))
+    calls = [
+        ("add", x[: N - 3], y[: N - 3]), ("add", x[N - 3 : N + 1], y[N - 3 : N + 1], torch.ones(4, dtype=torch.float64)),
+        ("remove", x[:2], y[:2]), ("relabel", x[2:4], y[2:4], y[3:5]),
+        ("replace", x[5:6], y[5:6], x[N + 2 : N + 3], y[N + 2 : N + 3]), ("__call__", x),
+    ]  # fmt: skip
+    heads = []
+    for spoil in (False, True):
+        head = make(form)
+        for k, (verb, *tensors) in enumerate(calls):
+            given = [t.clone() for t in tensors]
+            getattr(head, verb)(*given)
+            assert all(torch.equal(a, b) for a, b in zip(given, tensors, strict=True))  # not written to
+            for t in given if spoil else []:
+                t.fill_(1)
+            _ = head.w if k == 0 else None
+        heads.append(bits(head))
+    assert_same(*heads)
 
 
 def test_targets_are_neither_written_to_nor_kept() -> None:

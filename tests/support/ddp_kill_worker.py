@@ -1,4 +1,4 @@
-"""Runs of two or three ranks that are killed and resumed, for tests/lightning/test_lightning_kill.py.
+"""Runs of one to three ranks that are killed and resumed, for tests/lightning/test_lightning_kill.py.
 
 Each scenario leaves what it ended with in its folder, as ``rank<r>.json`` and ``codes.json``.
 """

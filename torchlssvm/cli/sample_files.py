@@ -128,7 +128,7 @@ def as_subjects(values: Values | None) -> list[str | None] | None:
 
 
 def load_array(path: Path) -> Any:
-    """Load a .npy or .pt file. Numbers become a tensor if torch has their type. The data of a .npy file stay on the disk."""
+    """Load a .npy or .pt file. The data of a .npy file stay on the disk if torch has their type."""
     if path.suffix == ".pt":
         return load_pt(path)
     path.stat()  # raises the OSError of a missing file
@@ -138,15 +138,20 @@ def load_array(path: Path) -> Any:
         raise
     except Exception as error:  # numpy's parser of the header raises errors of many kinds
         raise ValueError(f"{path} is not a complete .npy file: {error}") from None
+    if values.dtype.kind in "US" and values.ndim == 1:
+        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{path} must contain real numbers, or texts in one dimension; it has {values.dtype}")
     known = values.dtype.isnative and values.dtype.str[1:] in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1")
-    return torch.from_numpy(values) if known else values
+    if known:
+        return torch.from_numpy(values)
+    fits = values.dtype.kind in "iu" and not (values > 2**63 - 1).any()
+    return torch.from_numpy(values.astype(np.int64 if fits else np.float64))
 
 
 def load_matrix(path: Path) -> Tensor:
     """Load features (n, J) from a .npy or .pt file."""
     values = load_array(path)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
-        values = torch.from_numpy(values.astype(np.float64))
     if not isinstance(values, Tensor) or values.layout != torch.strided or values.is_complex() or values.is_quantized:
         kind = getattr(values, "dtype", type(values).__name__)
         raise ValueError(f"{path} must contain one array of real numbers, got {kind}")
@@ -160,12 +165,8 @@ def load_column(path: Path) -> Values:
     values = load_array(path)
     if isinstance(values, list | tuple) and all(isinstance(v, str | int) for v in values):
         return [str(v) for v in values]
-    if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 1:
-        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
-        values = torch.from_numpy(values.astype(np.int64 if values.dtype.kind in "iu" else np.float64))
     if not isinstance(values, Tensor) or values.ndim not in (1, 2):
-        shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor | np.ndarray) else ""
+        shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor) else ""
         raise ValueError(f"{path} must contain one value for each sample, got {type(values).__name__}{shape}")
     return values if values.is_floating_point() else values.long()
 

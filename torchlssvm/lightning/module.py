@@ -297,20 +297,15 @@ class LSSVMModule(LightningModule):
         part = self._real(batch, ranks.loader_at(loaders, dataloader_idx), batch_idx)
         if self.learner.empty or not len(part.y):
             return
-        scores = self(part.x)
-        targets = targets_of(self.head)
-        if targets != "classes":
-            predicted = scores > 0 if targets == "multilabel" else scores
-            y = checks.truth(part.y, predicted, targets)
-            loss = (scores - (2.0 * y - 1.0 if targets == "multilabel" else y)).square().mean(1)
-            self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, y, loss))
-            return
-        predicted = scores.argmax(1)
+        scores, targets = self(part.x), targets_of(self.head)
+        predicted = {"classes": scores.argmax(1), "multilabel": scores > 0, "regression": scores}[targets]
+        y = checks.truth(part.y, predicted, targets)
         if getattr(self.head, "multiclass", "ovr") == "ovo":
-            loss = (predicted != part.y).double()
+            loss = (predicted != y).double()
         else:
-            loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
-        self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, part.y, loss))
+            wanted = nn.functional.one_hot(y.long(), scores.shape[1]) if targets == "classes" else y
+            loss = (scores - (wanted if targets == "regression" else 2.0 * wanted - 1.0)).square().mean(1)
+        self.judged.setdefault(dataloader_idx, []).append((part.ids, predicted, y, loss))
 
     test_step = validation_step
 

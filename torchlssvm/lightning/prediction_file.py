@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.files import replacement
 from torchlssvm.lightning import ranks
-from torchlssvm.linear.labelled_batches import check_names
+from torchlssvm.linear.labelled_batches import check_names, parts_of
 from torchlssvm.linear.linear_head import targets_of
 
 
@@ -33,7 +33,8 @@ class PredictionFile(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] = "predictions.csv", batch_names: dict[str, str] | None = None):
-        self.path, self.names = Path(path), check_names(batch_names)
+        check_names(batch_names)
+        self.path, self.names = Path(path), batch_names
         self._rows: list[tuple[int, int, str | None, list[float]]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -48,17 +49,11 @@ class PredictionFile(Callback):
             raise ValueError("PredictionFile writes scores (B, K): predict_step must return them")
         loader = ranks.loader_at(trainer.predict_dataloaders, dataloader_idx)
         keep, start = ranks.without_padding(loader, batch_idx, len(outputs)), ranks.first_sample(loader, batch_idx)
-        ids = self._ids(batch)
+        ids = parts_of(batch, self.names)[2]
+        ids = ids.tolist() if isinstance(ids, Tensor) else ids
         for k, scores in enumerate(outputs[:keep].detach().cpu().tolist()):
             number = (start + k) * ranks.count() + trainer.global_rank  # as a distributed sampler deals them out
             self._rows.append((dataloader_idx, number, None if ids is None else str(ids[k]), scores))
-
-    def _ids(self, batch: Any) -> Any:
-        if isinstance(batch, dict):
-            ids = next((batch[name] for name in self.names["ids"] if name in batch), None)
-        else:
-            ids = batch[2] if isinstance(batch, list | tuple) and len(batch) > 2 else None
-        return ids.tolist() if isinstance(ids, Tensor) else ids
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file, on the first rank, and print where it is."""

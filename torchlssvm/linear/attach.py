@@ -633,20 +633,13 @@ class AttachedClassifier(nn.Module):
         With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
         ``calibrate`` first and after each change to the samples.
         """
-        if (
-            self.samples is not None
-            and not self.samples.store.readonly
-            and getattr(self.head, "calibration", 0) is None
-            and self.targets != "regression"
-        ):
-            self.calibrate()
         return self._in_batches(self._probabilities, images, progress, "predict_proba")
 
     def _probabilities(self, images: Any) -> Tensor:
         features = self._features(images)
         try:
             probabilities: Tensor = self._ask("predict_proba", features)
-        except NotFittedError:  # an erasure by another thread, between the calibration and its use
+        except NotFittedError:  # no calibration yet, or an erasure by another thread has ended it
             if self.samples is None or self.samples.store.readonly:
                 raise
             self.calibrate()
@@ -889,7 +882,9 @@ class AttachedClassifier(nn.Module):
             if self.samples is None:
                 raise ValueError("a store needs the samples, and this classifier has no store from which to copy them")
             made.head = type(head).from_config(head.config(), device=head.device)
-            folder = new_folder(store)
+            folder = Path(store)
+            if folder.exists() and any(folder.iterdir()):  # samples in it would join those that are copied
+                raise ValueError(f"{folder} is not empty: give the folder of a new store")
             try:
                 made.join(folder)
                 assert made.samples is not None
@@ -1078,16 +1073,6 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color, fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def new_folder(path: Any) -> Path:
-    """The path of a folder to be made. ValueError if something is there: samples in it would join those that are copied."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"store must be a folder to be made, got {type(path).__name__}")
-    folder = Path(path)
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty, and the samples are copied to a new store: give another folder")
-    return folder
 
 
 def single_rows(batch: Any) -> Iterator[Any]:

@@ -120,12 +120,7 @@ def unpack(
     >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
     tensor([0, 1])
     """
-    parts: list[Any] = [None] * 4
-    if isinstance(batch, Mapping):
-        parts = _parts_of_dict(batch, names)
-    elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
-        parts = [*batch, None, None][:4]
-    x, y, ids, subjects = parts
+    x, y, ids, subjects = parts_of(batch, names)
     if views and isinstance(x, list | tuple) and x:
         x = x[0]
     if views and isinstance(batch, list | tuple) and not is_labels(y):  # the views come one by one, then the labels
@@ -134,12 +129,11 @@ def unpack(
         ids = subjects = None  # ignore the other parts of the batch
     y = torch.tensor(class_numbers(y, classes, targets)) if is_texts(y) else y
     if not (isinstance(x, Tensor | Mapping) or is_listed(x)) or not isinstance(y, Tensor):
+        found = f"a {type(batch).__name__}"
         if isinstance(batch, Mapping):
-            found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
+            found += f" of {list(batch)}"
         elif isinstance(batch, list | tuple):
-            found = f"a {type(batch).__name__} of {', '.join(type(p).__name__ for p in batch) or 'nothing'}"
-        else:
-            found = type(batch).__name__
+            found += f" of {[type(part).__name__ for part in batch]}"
         raise ValueError(
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
             f"a tensor y, and x a tensor, a list of texts or pictures, or a dict of tokens; got {found}"
@@ -152,9 +146,13 @@ def unpack(
     return TrainingBatch(x, y, None if ids is None else [_text(i, "ids") for i in _values(ids, "ids")], owners)
 
 
-def _parts_of_dict(batch: Mapping[str, Any], names: Mapping[str, str] | None = None) -> list[Any]:
-    """Inputs, labels, ids and subjects of a dict, None for each missing part."""
+def parts_of(batch: Any, names: Mapping[str, str] | None = None) -> list[Any]:
+    """Inputs, labels, ids and subjects of a tuple or dict, as they are; None for each missing part."""
+    if isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
+        return [*batch, None, None][:4]
     usual = check_names(names)
+    if not isinstance(batch, Mapping):
+        return [None] * 4
     parts = [next((batch[name] for name in known if name in batch), None) for known in usual.values()]
     if "input_ids" in batch and parts[0] is None:  # tokens: all tensors that belong to no other part
         taken = {name for part, known in usual.items() if part != "x" for name in known}
@@ -226,7 +224,7 @@ def inputs_of(loader: Any, device: torch.device, progress: bool, what: str) -> I
 def unpack_inputs(batch: Any, names: Mapping[str, str] | None = None) -> Any:
     """The inputs of a batch with or without labels. ``names`` are the names of the parts of a dict."""
     if isinstance(batch, Mapping):
-        x = _parts_of_dict(batch, names)[0]
+        x = parts_of(batch, names)[0]
         return batch if x is None else x
     labelled = isinstance(batch, list | tuple) and bool(batch) and not is_listed(batch)
     return batch[0] if labelled else batch

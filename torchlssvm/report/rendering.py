@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,18 @@ def render(template: str, **values: Any) -> str:
     pages = jinja2.Environment(
         loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    pages.filters |= {"when": when, "counted": counted}
+    pages.filters |= {"when": when, "counted": counted, "percent": percent, "signed": signed}
     return pages.get_template(template).render(version=__version__, **values)
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    """Format a share as a percentage."""
+    return "–" if math.isnan(value) else f"{100 * float(value):.{digits}f}%"
+
+
+def signed(value: Any, form: str) -> str:
+    """Format a number with a real minus sign."""
+    return "–" if math.isnan(value) else f"{float(value):{form}}".replace("-", "\N{MINUS SIGN}")
 
 
 def when(time: str) -> str:
