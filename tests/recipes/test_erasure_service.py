@@ -462,3 +462,12 @@ def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -
         check_erased(running, filled, request, "person-3")
     finally:
         running.kill()
+
+
+@pytest.mark.slow  # a measurement: it needs cores that nobody else uses
+def test_predictions_stay_fast_while_people_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    benchmark = importlib.import_module("benchmarks.erasure_service")
+    found = benchmark.main([])
+    assert found["erasures"] >= 10
+    assert found["ratio"] <= benchmark.ASKED
