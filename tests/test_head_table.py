@@ -320,14 +320,3 @@ def test_every_head_with_every_function(kind: str, use: Callable[[Any, Tensor, P
         use(head, y, tmp_path)
     if head.n:
         assert torch.equal(head(X), before)
-
-
-def test_margin_head_chooses_rho_by_folds() -> None:
-    head = MarginHead(J, K, rho=None, grid=FixedPoint(16.0)).add(X[:6], Y[:6])
-    assert (head.rho, head.choices["rho"].state.value) == (1.0, "open")  # too few to choose from
-    chosen = head.add(X[6:], Y[6:]).rho
-    assert head.choices["rho"].method == "kfold"
-    assert chosen == MarginHead(J, K, rho=1.0, grid=FixedPoint(16.0)).add(X, Y).select_rho().rho
-    head.add(X[:3] + 1, Y[:3])
-    assert (head.rho, head.choices["rho"].state.value) == (chosen, "stale")  # until it is refreshed
-    assert head.refresh().choices["rho"].state.value == "current"

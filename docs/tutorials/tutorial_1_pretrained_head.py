@@ -41,9 +41,10 @@ for _ in range(40):
 # The head
 # --------
 #
-# ``attach`` replaces the last linear layer and freezes the rest. You need no learning rate and no epochs, because one
-# pass adds every image to the head's sums. When you first read the weights, the head chooses the penalty rho and
-# solves for the weights. The network has never seen the digits 5 to 9.
+# ``attach`` replaces the last linear layer with a head and freezes all other layers. You need no learning rate and no
+# epochs, because one pass adds every image to the head's sums. When you first read the weights, the head chooses the
+# ridge penalty rho and solves for the weights. The head learns all ten digits, although the network has never seen
+# the digits 5 to 9.
 
 test = torch.arange(len(labels)) % 5 == 0
 clf = attach(network, num_classes=10, grid=64.0)

@@ -47,9 +47,9 @@ preview = store.preview(Remove(subject="user-42"), x=x, y=y)
 print(f"{preview.samples} samples would go")
 
 # %%
-# Then erase the samples. The result contains nonces, which are random numbers that open the certificate's
-# commitments. They thus reveal whose samples were erased. Keep them apart from the store, and destroy them once
-# the answer can no longer be disputed.
+# Then erase the samples. The result contains nonces, random numbers with which you can later prove whose samples the
+# certificate covers. Because the nonces reveal who was erased, keep them apart from the store, and destroy them when
+# the erasure can no longer be disputed.
 
 theirs = torch.tensor([owner == "user-42" for owner in owners])
 before = (
@@ -59,8 +59,8 @@ done = store.apply(Remove(subject="user-42"))
 print(f"{len(done.nonces)} samples erased, journal position {done.position}")
 
 # %%
-# SQLite keeps old pages for a while. Compaction rewrites every file of the store. Afterwards the files contain no
-# byte of an erased sample.
+# After a removal, the database file may still contain bytes of the erased samples. Compaction rewrites every file of
+# the store, so that no byte of an erased sample remains.
 
 store.compact()
 left = b"".join(
@@ -113,8 +113,8 @@ except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
 # %%
-# You do not have to trust the certificate. Train a head without the user, and it equals the head of the store, bit
-# for bit.
+# You do not have to trust the certificate. If you have the other samples, train a head on them and compare. It equals
+# the head of the store, bit for bit.
 
 never = LSSVMHead(64, 10, grid=2.0).add(x[~theirs], y[~theirs])
 print("same digest:", store.head.digest() == never.digest())

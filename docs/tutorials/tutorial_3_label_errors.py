@@ -2,8 +2,8 @@
 Finding and correcting wrong labels
 ===================================
 
-A sample is suspicious if a model that was trained without it predicts a different label. A least-squares head
-computes the scores of all these leave-one-out models from a single solve. You can rank a whole data set in a moment,
+A label is suspicious if a model that was trained without the sample predicts another label. A least-squares head
+computes the scores of all these leave-one-out models from a single solve, so you can rank a whole data set quickly,
 without thresholds or folds.
 """
 
@@ -56,9 +56,9 @@ figure.tight_layout()
 # Correcting
 # ----------
 #
-# In practice, look at the suspicious samples before you change anything. Here the true labels are known, so the code
-# uses them as if a person had checked each sample. ``relabel`` is exact. Afterwards the head equals a head that
-# learned the right labels from the start.
+# In practice, look at the suspicious samples before you change a label. In this example the true labels are known, so
+# the code uses them as if a person had checked each sample. ``relabel`` is exact: afterwards the head equals a head
+# that learned the corrected labels from the start.
 
 
 def accuracy() -> float:

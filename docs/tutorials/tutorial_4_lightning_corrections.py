@@ -26,8 +26,8 @@ folder = Path(tempfile.mkdtemp())
 # Events
 # ------
 #
-# Each line of the file is an event. These two events are in the file before the run begins, so they wait until their
-# samples arrive. An event is applied together with the batch that brings its samples.
+# Each line of the file is an event. In this example, two events are in the file before the run begins. They wait
+# until a batch contains their samples, and are applied together with this batch.
 
 events = folder / "events.jsonl"
 lines = [
@@ -72,7 +72,7 @@ print(
 # ------------
 #
 # The store remembers its position in the file. A second run reads only the events that were appended since the first
-# run. It counts no sample twice.
+# run, and counts no sample twice.
 
 with events.open("a") as file:
     _ = file.write(

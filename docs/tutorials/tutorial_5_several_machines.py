@@ -59,8 +59,9 @@ figure.tight_layout()
 # Machines that are never online together
 # ---------------------------------------
 #
-# Such machines exchange files. A node writes its changes to a file, and the receiver merges the file. The receiver
-# refuses a file that arrives a second time, so nothing is counted twice.
+# If machines are never online together, they can exchange files. A node writes its changes to a file (a delta), and
+# the receiver merges the file. The receiver refuses a delta that it has already merged, so no sample is counted
+# twice.
 
 node = empty().add(x[:900], y[:900])
 Delta.take(node).save(folder / "node.delta")
@@ -78,9 +79,8 @@ except Exception as error:
 # A process group
 # ---------------
 #
-# Under torchrun, ``sync`` gives every rank the same head. If one rank refuses, all ranks keep the head that they had.
-# This script runs on two ranks, each with its own share of the data. Then rank 1 removes a sample that rank 0 had
-# added.
+# Under torchrun, ``sync`` gives every rank the same head. If ``sync`` fails on one rank, no head changes. This script
+# runs on two ranks, each with its own share of the data. Then rank 1 removes a sample that rank 0 had added.
 
 script = folder / "ranks.py"
 script.write_text(

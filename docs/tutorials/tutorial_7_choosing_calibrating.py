@@ -2,8 +2,8 @@
 Choosing the regularization, calibrating probabilities
 ======================================================
 
-A head keeps sums over its samples and an inverse. Everything on this page follows from these two, so nothing is
-trained again and no data is held out.
+This tutorial chooses the ridge penalty rho, estimates the test error, calibrates probabilities and detects unusual
+inputs. A head computes all of this from its sums and one inverse, without training again and without held-out data.
 """
 
 import matplotlib.pyplot as plt
@@ -27,8 +27,8 @@ head = LSSVMHead(300, 10, rho=1.0).add(x, y)
 # rho
 # ---
 #
-# rho is the ridge penalty. This code compares one hundred values of rho in two ways. Generalized cross-validation
-# (GCV) needs only the sums. Exact leave-one-out needs the samples.
+# This code compares one hundred values of rho by two methods. Generalized cross-validation (GCV) needs only the sums
+# of the head. Exact leave-one-out also needs the samples.
 
 gcv = head.select_rho()
 loo = head.select_rho(method="loo", x=x, y=y)
@@ -74,8 +74,8 @@ print(", ".join(f"{name} error {error:.1%}" for name, error in errors.items()))
 # Probabilities
 # -------------
 #
-# With more than two classes, ``calibrate`` fits a temperature to the leave-one-out scores. The leave-one-out score of
-# a sample comes from a model that never saw it, like the score of a new input.
+# With more than two classes, ``calibrate`` fits a temperature to the leave-one-out scores. These scores resemble
+# scores of new inputs, because each sample is scored by a model that never saw the sample.
 
 softmax = torch.softmax(head(test_x), 1)
 calibrated = head.calibrate(x, y).predict_proba(test_x)
@@ -92,7 +92,7 @@ head.calibrate(x[10:], y[10:])
 print("and again:       ", head.calibration is not None)
 
 # %%
-# Inputs that are unlike the learned samples have a large leverage. You can use the leverage to detect them:
+# Inputs that differ from the learned samples have a large leverage. You can use the leverage to detect such inputs:
 
 noise = 5 * torch.randn(100, 300)
 for name, inputs in (("test digits", test_x), ("noise", noise)):

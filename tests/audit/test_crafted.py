@@ -152,6 +152,7 @@ STORES: dict[str, c.Craft] = {
     "all rows with a target": c.sample(-1, target=b"12345678"),
     "not a number": c.sample(-1, target=b"\xff" * 24, label=None),
     **{f"entry {field} {value!r:.20}": c.entry(**{field: value}) for field, values in BAD_ENTRIES.items() for value in values},
+    "a row is missing": c.execute("DELETE FROM samples WHERE seq = 1"),
     "an entry is missing": c.execute("DELETE FROM journal WHERE position = 1"),
     "an entry at a far position": c.execute("UPDATE journal SET position = 9223372036854775807 WHERE position = 2"),
     "an entry at a negative position": c.execute("UPDATE journal SET position = -7 WHERE position = 1"),

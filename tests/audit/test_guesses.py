@@ -21,8 +21,8 @@ pytest.importorskip("cryptography", reason="signatures need the package cryptogr
 J, K, N = 6, 3, 30
 
 
-def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) -> bool:
-    """The attack: does anything published, or keyed by anything in the store's files, fit the surviving rows and a guess?"""
+def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor, name: str) -> bool:
+    """The attack: does anything published, or keyed by anything in the files, fit the surviving rows and a guess, or its id?"""
     with SampleStore(folder, readonly=True) as store:
         rows = store.get([s.id for s in store])
         head = LSSVMHead.from_config(store.head.config()).add(rows.x, rows.y)
@@ -31,10 +31,16 @@ def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) 
     texts = {bytes.fromhex(t.decode()) for t in re.findall(rb"(?=([0-9a-f]{64}))", material)}
     keys = texts | {material[i : i + 32] for i in range(len(material) - 31)}
     answers = {bytes.fromhex(t.decode()) for t in re.findall(rb"(?=([0-9a-f]{64}))", published)}
-    answers |= {e.mac for e in SampleStore(folder, readonly=True).history() if e.mac}
+    with SampleStore(folder, readonly=True) as store:
+        entries = store.history()
+    answers |= {e.mac for e in entries if e.mac}
+    named = {c for e in entries for c in e.commitment_bytes}
     if bytes.fromhex(digest) in answers or hashlib.sha256(digest.encode()).digest() in answers:
         return True
-    return any(hmac.digest(key, digest.encode(), "sha256") in answers for key in keys)
+    return any(
+        hmac.digest(key, digest.encode(), "sha256") in answers or hashlib.sha256(key + name.encode()).digest() in named
+        for key in keys
+    )
 
 
 def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
@@ -54,9 +60,10 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
     with SampleStore(tmp_path / "s") as store:
         store.compact()
         second = store.certificate("second")
-    guess = (tmp_path / "s", victim.x, victim.y)
+    guess = (tmp_path / "s", victim.x, victim.y, "s7")
     assert confirmed(old, *guess)
-    assert confirmed(new.payload(), tmp_path / "before", victim.x, victim.y)  # not compacted: the key is still there
+    assert confirmed(victim.nonces[0], *guess)  # the nonce, which is gone with the row
+    assert confirmed(new.payload(), tmp_path / "before", *guess[1:])  # not compacted: the key is still there
     assert not confirmed(new.payload() + second.payload() + store.path.name.encode(), *guess)
     with SampleStore(tmp_path / "s") as store:
         state = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]

@@ -13,8 +13,10 @@ from tests.conftest import solve_dense
 from tests.support.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
 from torchlssvm.analysis.cross_validation import fold_of
+from torchlssvm.functional import spectrum
 from torchlssvm.functional.spectrum import project
 from torchlssvm.linear.data_choices import ChoiceState
+from torchlssvm.linear.diagnostics import whitened_problems
 from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
 
@@ -62,6 +64,32 @@ def test_gcv_is_the_dense_formula(name, weight) -> None:
         truth = (goal - H @ goal).square().mean() / (1 - trace / n) ** 2
         assert abs(error / truth - 1) < 1e-8
         assert abs(dof / trace - 1) < 1e-8
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": "std"}, {"class_weight": "balanced"}, {"intercept": "penalized"}])
+@pytest.mark.parametrize(("n", "decompositions"), [(400, 0), (60, 1), (152, 1)])
+def test_many_features_need_no_decomposition_of_all(n, decompositions, options, monkeypatch) -> None:
+    """A band matrix, or the span of few samples, gives the errors of all eigenvalues; so close to n = J nothing else does."""
+    torch.manual_seed(0)
+    x, y = torch.randn(n, 150) * torch.logspace(0, -2, 150), torch.arange(n) % 3
+    x[:, 140:] = 0.25  # columns that are constant
+    x[:, 0] += y
+    head = LSSVMHead(150, 3, grid=GRID, rho=1.0, **options).add(x, y)
+    rhos = head.select_rho(apply=False).rhos[18:]
+    truth, left_out = head.select_rho(rhos, apply=False), head.select_rho(rhos, "loo", x, y, apply=False)
+    monkeypatch.setattr(spectrum, "LARGE_FEATURES", 64)
+    monkeypatch.setattr(whitened_problems, "LARGE_FEATURES", 64)
+    made, eigh = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda G: made.append(len(G)) or eigh(G))
+    path = head.select_rho(rhos, apply=False)
+    assert len(made) == decompositions
+    assert all(size < 100 for size in made) or n == 152
+    torch.testing.assert_close(path.errors, truth.errors, rtol=1e-8, atol=0.0)
+    torch.testing.assert_close(path.dof, truth.dof, rtol=1e-6, atol=0.0)
+    assert path.rho == truth.rho
+    torch.testing.assert_close(
+        head.select_rho(rhos, "loo", x, y, apply=False).errors, left_out.errors, rtol=1e-6, atol=0.0
+    )
 
 
 @pytest.mark.parametrize("n", [2, 20, 63, 64, 65, 66, 80])

@@ -94,22 +94,6 @@ def test_a_class_that_does_not_use_a_sample_stays_as_it_is_to_the_bit():
     assert not torch.equal(head.w[:, k], before_w[:, k])
 
 
-@pytest.mark.parametrize("J", [6, 70])
-def test_refresh_gives_the_bits_of_a_fresh_head(J):
-    x, y = samples(150, J=J)
-    head = MarginHead(J, 3, rho=1.0, grid=GRID).add(x, y)
-    head.predict(x)
-    for i in range(0, 40, 8):
-        head.remove(x[i : i + 8], y[i : i + 8])
-        assert head.drift() < 1e-9
-    fresh = MarginHead(J, 3, rho=1.0, grid=GRID).add(x[40:].flip(0), y[40:].flip(0))
-    assert torch.equal(head.active(x[40:], y[40:]), fresh.active(x[40:], y[40:]))
-    assert (head.w - fresh.w).abs().max() < 1e-10
-    assert torch.equal(head.refresh().w, fresh.w)
-    assert torch.equal(head.b, fresh.b)
-    assert head.drift() == 0.0
-
-
 def test_ties_are_inactive():
     # one dimension without an intercept, and one sample that lies exactly on its margin
     x = torch.tensor([[1.0], [1.0], [-1.0], [2.0]])

@@ -53,24 +53,6 @@ def test_ridge_classifier(name, standardised, form):
     agree(head, model.fit(snapped[keep].numpy(), y[keep].numpy()), snapped)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_balanced_ridge_classifier(name):
-    x, y = load(name)
-    K = int(y.max()) + 1
-    head = LSSVMHead(x.shape[1], K, class_weight="balanced", rho=1.0).add(x, y)
-    snapped = head.grid.snap(x).numpy()
-
-    def reference(keep):
-        return linear_model.RidgeClassifier(alpha=1.0, class_weight="balanced", solver="cholesky").fit(
-            snapped[keep], y.numpy()[keep]
-        )
-
-    keep = np.arange(len(x)) % 4 > 0
-    agree(head, reference(slice(None)), head.grid.snap(x))
-    head.remove(x[::4], y[::4])  # the weights follow the counts
-    agree(head, reference(keep), head.grid.snap(x))
-
-
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("name", SETS)
 def test_ridge_regression(name, intercept):
@@ -83,21 +65,6 @@ def test_ridge_regression(name, intercept):
     close(head.w.T, model.coef_)
     close(head.b, model.intercept_ if intercept else np.zeros(2))
     close(head(torch.from_numpy(snapped)), model.predict(snapped))
-
-
-def test_multiplicities():
-    x, _ = load("wine")
-    weight = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(0))
-    target = x[:, :1].clone()
-    head = LSSVMHead(12, 1, rho=1.0).add(x[:, 1:], target, weight=weight)
-    snapped, goal = head.grid.snap(x[:, 1:]), head.statistics.target_grid.snap(target)
-    model = linear_model.Ridge(alpha=1.0, solver="cholesky").fit(
-        snapped.numpy(), goal[:, 0].numpy(), sample_weight=weight.numpy()
-    )
-    close(head(snapped)[:, 0], model.predict(snapped.numpy()))
-    head.remove(x[:50, 1:], target[:50], weight=weight[:50])
-    model.fit(snapped[50:].numpy(), goal[50:, 0].numpy(), sample_weight=weight[50:].numpy())
-    close(head(snapped)[:, 0], model.predict(snapped.numpy()))
 
 
 @pytest.mark.parametrize("standardised", [True, False], ids=["standardised", "raw"])

@@ -1,6 +1,5 @@
 """The erasure service: roles, bad input, an erasure from request to certificate, and kill -9 with a real HTTP client."""
 
-import importlib
 import json
 import os
 import signal
@@ -42,9 +41,8 @@ def bearer(role: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("erasure_service")
+def recipe(load_recipe: Any) -> Any:
+    return load_recipe("erasure_service")
 
 
 def test_how_it_starts(

@@ -1,21 +1,14 @@
 """The accuracy recipe: on digits always, on CIFAR-10 when asked for."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "accuracy.py"
-
 
 @pytest.fixture
-def recipe():
+def recipe(load_recipe):
     pytest.importorskip("sklearn")
-    spec = importlib.util.spec_from_file_location("recipe_accuracy", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_recipe("accuracy")
 
 
 def test_digits(recipe, monkeypatch, capsys, tmp_path):

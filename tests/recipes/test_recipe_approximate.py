@@ -1,17 +1,13 @@
 """The recipe of the approximate removal, on the digits that ship with scikit-learn."""
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_estimates_are_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("matplotlib", "sklearn"):
         pytest.importorskip(name)
@@ -22,9 +18,7 @@ def test_estimates_are_right(
 
     monkeypatch.delenv("TORCHLSSVM_DATA", raising=False)
     monkeypatch.setattr(datasets, "MNIST", no_download)
-    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), *sys.path])
-    recipe = importlib.import_module("approximate_removal")
-    result = recipe.main(["--draws", "8", "--out", str(tmp_path)])
+    result = load_recipe("approximate_removal").main(["--draws", "8", "--out", str(tmp_path)])
     rows = [row for row in result["table"] if "error" in row]
     assert len(rows) >= 4
     for row in rows:

@@ -1,23 +1,13 @@
 """The recipe of label errors, and the benchmark's own comparison with retraining, on small parts of MNIST."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = ("mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz")
 
 
-@pytest.fixture
-def recipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), str(ROOT / "recipes" / "benchmarks"), *sys.path])
-
-
 @pytest.mark.data(*FILES)
-def test_label_errors_are_found(recipes) -> None:
-    recipe = importlib.import_module("label_errors")
+def test_label_errors_are_found(load_recipe) -> None:
+    recipe = load_recipe("label_errors")
     x, truth = recipe.mnist(2000)
     truth = truth.numpy()
     found = recipe.find(x, recipe.flipped(truth), truth, logistic=False)
@@ -26,8 +16,8 @@ def test_label_errors_are_found(recipes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data(*FILES)
-def test_and_better_than_by_logistic_regression(recipes) -> None:
-    recipe = importlib.import_module("label_errors")
+def test_and_better_than_by_logistic_regression(load_recipe) -> None:
+    recipe = load_recipe("label_errors")
     x, truth = recipe.mnist(4000)
     truth = truth.numpy()
     found = recipe.find(x, recipe.flipped(truth), truth, logistic=True, multiclass=["ovr", "ovo"])
@@ -35,8 +25,8 @@ def test_and_better_than_by_logistic_regression(recipes) -> None:
     assert all(pairs > rest >= precision for precision, _ in found.values())
 
 
-def test_calibration_error_falls_to_half(recipes) -> None:
-    recipe = importlib.import_module("label_errors")
+def test_calibration_error_falls_to_half(load_recipe) -> None:
+    recipe = load_recipe("label_errors")
     for load in (recipe.load_digits, recipe.load_breast_cancer, recipe.load_wine):
         softmax, clipped, calibrated = recipe.calibration(load)
         assert calibrated <= softmax / 2
@@ -44,8 +34,8 @@ def test_calibration_error_falls_to_half(recipes) -> None:
 
 
 @pytest.mark.data(*FILES)
-def test_leaving_out_is_retraining(recipes) -> None:
-    benchmark = importlib.import_module("judging")
+def test_leaving_out_is_retraining(load_recipe) -> None:
+    benchmark = load_recipe("judging")
     x, y = benchmark.mnist(1000)
     x = x[:, ::4]  # a solve for each of 220 removals takes the time
     head = benchmark.LSSVMHead(196, 10, grid=benchmark.GRID).add(x, y)

@@ -1,7 +1,6 @@
 """The MNIST recipe: exact on a small stand-in, on a part of MNIST and, when asked for, on all of it."""
 
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,20 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = [f"mnist/{a}-{b}-ubyte.gz" for a in ("train", "t10k") for b in ("images-idx3", "labels-idx1")]
 
 
 @pytest.fixture
-def recipe() -> Iterator[ModuleType]:
+def recipe(load_recipe: Callable[[str], ModuleType]) -> Iterator[ModuleType]:
     threads = torch.get_num_threads()
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("recipe_mnist_parity", ROOT / "recipes" / "mnist_parity.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield load_recipe("mnist_parity")
     torch.set_num_threads(threads)
 
 

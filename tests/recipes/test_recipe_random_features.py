@@ -1,20 +1,13 @@
 """The random features recipe: on digits always, on MNIST and CIFAR-10 when asked for."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "random_features.py"
 MNIST = [f"mnist/{a}-{b}-ubyte.gz" for a in ("train", "t10k") for b in ("images-idx3", "labels-idx1")]
 
 
 @pytest.fixture
-def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_random_features", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def recipe(load_recipe):
+    return load_recipe("random_features")
 
 
 def test_digits_stand_in(recipe, monkeypatch, capsys):

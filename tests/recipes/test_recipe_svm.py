@@ -1,25 +1,13 @@
 """The recipe with the figures of the incremental SVM: its numbers hold, and the picture is drawn."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.svm.truth import exact, rbf
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_svm_trajectory", ROOT / "recipes" / "svm_trajectory.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_trajectories(recipe, tmp_path):
+def test_trajectories(load_recipe, tmp_path):
+    recipe = load_recipe("svm_trajectory")
     x, y = recipe.points(40)
     svm, alpha = recipe.learn(x, y)
     truth, _ = exact(rbf(x.numpy(), x.numpy(), 0.5), 2.0 * y.numpy() - 1, torch.full((40,), 10.0).double().numpy())

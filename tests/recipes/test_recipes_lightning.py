@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,9 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), str(ROOT / "recipes" / "benchmarks"), *sys.path])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return importlib.import_module
-
-
-def test_correct_labels(recipe: Any, tmp_path: Path) -> None:
+def test_correct_labels(load_recipe: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = recipe("correct_labels").main(["--digits", "--out", str(tmp_path)])
+    result = load_recipe("correct_labels").main(["--digits", "--out", str(tmp_path)])
     assert result["precision_10"] >= 0.95
     assert result["precision_20"] >= 0.80
     assert result["corrected"] > result["noisy"]
@@ -30,9 +21,9 @@ def test_correct_labels(recipe: Any, tmp_path: Path) -> None:
     assert result["picture"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_unlearn_user(recipe: Any) -> None:
+def test_unlearn_user(load_recipe: Any) -> None:
     pytest.importorskip("cryptography")
-    result = recipe("unlearn_user").main([])
+    result = load_recipe("unlearn_user").main([])
     assert result["erased"] == 28
     assert result["verified"]
     assert result["same_digest"]
@@ -40,43 +31,43 @@ def test_unlearn_user(recipe: Any) -> None:
     assert result["moved"] > 0.01
 
 
-def test_class_incremental(recipe: Any) -> None:
-    result = recipe("class_incremental").main([])
+def test_class_incremental(load_recipe: Any) -> None:
+    result = load_recipe("class_incremental").main([])
     assert all(row["joint"] for row in result["rows"])
     assert result["rows"][-1]["accuracy"] > 0.97
     assert result["forgotten"]
 
 
 @pytest.mark.parametrize("options", [[], pytest.param(["--network"], marks=pytest.mark.slow)])
-def test_serve(recipe: Any, options: list[str], tmp_path: Path) -> None:
+def test_serve(load_recipe: Any, options: list[str], tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    result = recipe("serve").main([*options, "--out", str(tmp_path)])
+    result = load_recipe("serve").main([*options, "--out", str(tmp_path)])
     assert all(row["same"] for row in result["servers"].values())
     assert result["accuracy"] > 0.9
     assert result["sizes"]["head.safetensors"] > 0
 
 
-def test_raw_loop(recipe: Any) -> None:
-    result = recipe("raw_loop").main()
+def test_raw_loop(load_recipe: Any) -> None:
+    result = load_recipe("raw_loop").main()
     assert result["accuracy"] > 0.97
     assert (result["n"], result["same"]) == (1388, True)
 
 
-def test_fabric_loop(recipe: Any) -> None:
-    result = recipe("fabric_loop").main([])
+def test_fabric_loop(load_recipe: Any) -> None:
+    result = load_recipe("fabric_loop").main([])
     assert (result["n"], result["same"]) == (1438, True)
     assert result["accuracy"] > 0.92
 
 
-def test_the_benchmark_of_corrections_runs(recipe: Any) -> None:
-    result = recipe("corrections").main(["--small", "--repeats", "1"])
+def test_the_benchmark_of_corrections_runs(load_recipe: Any) -> None:
+    result = load_recipe("corrections").main(["--small", "--repeats", "1"])
     assert set(result) == {"burst_adds", "burst_removes", "own_ms", "through_ms", "overhead_ms"}
 
 
 @pytest.mark.data("cifar10/cifar10_12k.npz", "weights/mobilenet_v2_imagenet.pt")
-def test_pretrained_features_of_a_few_pictures(recipe: Any, tmp_path: Path, capsys: Any) -> None:
+def test_pretrained_features_of_a_few_pictures(load_recipe: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("torchvision")
-    pretrained = recipe("pretrained_head")
+    pretrained = load_recipe("pretrained_head")
     result = pretrained.main(["--samples", "200", "--no-compare", "--cache", str(tmp_path)])
     assert result["accuracy"] > 0.5  # ten classes; random weights give half of that
     again = pretrained.main(["--samples", "200", "--no-compare", "--cache", str(tmp_path)])
@@ -85,9 +76,9 @@ def test_pretrained_features_of_a_few_pictures(recipe: Any, tmp_path: Path, caps
 
 
 @pytest.mark.data("hymenoptera", "weights/mobilenet_v2_imagenet.pt")
-def test_pretrained_features_of_photographs(recipe: Any, tmp_path: Path) -> None:
+def test_pretrained_features_of_photographs(load_recipe: Any, tmp_path: Path) -> None:
     given = ["--folder", "hymenoptera", "--size", "160", "--samples", "48", "--cache", str(tmp_path)]
-    result = recipe("pretrained_head").main(given)
+    result = load_recipe("pretrained_head").main(given)
     assert result["samples"] == 48
     assert result["accuracy"] >= 43 / 48  # 45 of 48 when this was written, LogisticRegression 46
     assert abs(result["accuracy"] - result["their_accuracy"]) < 0.1
@@ -95,11 +86,11 @@ def test_pretrained_features_of_photographs(recipe: Any, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.data("cifar10/cifar10_12k.npz", "weights/mobilenet_v2_imagenet.pt")
-def test_all_of_cifar(recipe: Any, tmp_path: Path) -> None:
+def test_all_of_cifar(load_recipe: Any, tmp_path: Path) -> None:
     """Extracts 12,000 pictures unless the user's cache has them: minutes."""
-    result = recipe("pretrained_head").main([])
+    result = load_recipe("pretrained_head").main([])
     assert result["accuracy"] >= result["their_accuracy"] - 0.015
-    corrected = recipe("correct_labels").main(["--out", str(tmp_path)])
+    corrected = load_recipe("correct_labels").main(["--out", str(tmp_path)])
     assert corrected["precision_10"] >= 0.95
     assert corrected["precision_20"] >= 0.80
     assert corrected["corrected"] >= corrected["clean"] - 0.005

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -161,61 +158,6 @@ def test_every_width_is_read_back(tmp_path: Path, steps: int) -> None:
             least * J,
             J,
         ]
-
-
-def test_guessing_finds_nothing(tmp_path: Path) -> None:
-    """An attacker has every file of the store and the certificate after an erasure, and knows the sample but for one doubt.
-
-    Without precautions two tests would settle the doubt: the old digest against the live statistics plus the guess, and a
-    salted hash of the id. The attack first shows that it works where the secret is still there.
-    """
-    store, _, _, ids = filled(tmp_path / "store")
-    victim = ids[3]
-    rows = store.get([victim])
-    nonce, features = rows.nonces[0], rows.x
-    key_before = store.opening().secret()
-    digest_before = store.head.digest()
-    receipt = store.apply(Remove(ids=[victim]))
-    entries = store.history()
-    guessed = LSSVMHead.from_config(store.head.config()).merge(store.head).add(features, rows.y)
-    assert (
-        guessed.digest() == digest_before
-    )  # the guess is right, and with the old digest in clear it would be confirmed
-    macs = {e.mac for e in entries if e.mac}
-    assert hmac.digest(key_before, guessed.digest().encode(), "sha256") in macs  # ... or with the old key
-    commitments = {c for e in entries for c in e.commitment_list}
-    assert hashlib.sha256(nonce + victim.encode()).hexdigest() in commitments  # ... or with the nonce
-    store.compact()
-    certificate = store.certificate(receipt.event_id)
-    store.close()
-
-    material = b"".join(p.read_bytes() for p in (tmp_path / "store").iterdir()) + certificate.payload()
-    for secret in (nonce, nonce.hex().encode(), key_before, key_before.hex().encode()):
-        assert secret not in material
-    for form in (digest_before.encode(), bytes.fromhex(digest_before)):
-        assert form not in material
-    # Every 32-byte window and every hex string as a key or nonce: nothing confirms the true guess.
-    again = SampleStore(tmp_path / "store", readonly=True)
-    entries = again.history()
-    macs = {e.mac for e in entries if e.mac}
-    commitments = {bytes.fromhex(c) for e in entries for c in e.commitment_list}
-    tokens = {material[i : i + 32] for i in range(len(material) - 31)}
-    tokens |= {bytes.fromhex(t) for t in hex_strings(material)}
-    digest = digest_before.encode()
-    for token in tokens:
-        assert hmac.digest(token, digest, "sha256") not in macs
-        assert hashlib.sha256(token + victim.encode()).digest() not in commitments
-    for i in range(N):  # nor does the whole id space without a secret
-        for form in (f"photograph-{i:05d}".encode(), f"photograph-{i:05d}\n".encode()):
-            assert hashlib.sha256(form).digest() not in commitments
-    again.close()
-
-
-def hex_strings(material: bytes) -> list[str]:
-    """Runs of 64 hex digits."""
-    digits = b"0123456789abcdef"
-    runs = ["".join(map(chr, group)) for hexes, group in itertools.groupby(material, lambda c: c in digits) if hexes]
-    return [r[i : i + 64] for r in runs if len(r) >= 64 for i in range(0, len(r) - 63, 2)]
 
 
 def test_an_auditor_computes_the_digest_without_the_library(tmp_path: Path) -> None:

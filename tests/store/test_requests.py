@@ -9,11 +9,12 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, RemovalError, VerificationError
+from torchlssvm import Certificate, FixedPoint, LSSVMHead, RemovalError, VerificationError
 from torchlssvm.audit import ErasureReceipt
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
@@ -333,3 +334,62 @@ def test_an_id_and_its_recorded_form_are_one_id(store: SampleStore) -> None:
     assert [done.applied for done in store.apply(both)] == [True, False]
     with pytest.raises(ValueError, match="used"):
         store.apply(Add(["other", "more"], torch.cat([x, x]), [0, 1], event_id=store.recorded_id("dd")))
+
+
+# -- erasures ------------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("step", ["refresh", "save", "mark_written", "compact", "certificate", "certified"])
+def test_a_killed_erasure_is_finished_by_the_same_call(
+    store: SampleStore, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = store.requests.open("customer-1").id
+    files: dict[str, Any] = {"receipt": tmp_path / "r.json", "certificate": tmp_path / "c.json", "compact": True}
+    owner: Any = {
+        "save": Certificate,
+        "mark_written": type(store.receipts),
+        "certified": type(store.requests),
+    }.get(step, SampleStore)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, killed)
+        with pytest.raises(Killed):
+            store.erase(request=request, **files)
+    store._db.connection.close()  # as the end of the process does
+    with SampleStore(tmp_path / "store") as again:
+        if "compacted" not in again.requests.get(request).steps:
+            with pytest.raises(ValueError, match="may still be in the files"):
+                again.requests.close(request, "nothing is held any more")
+        again.erase(request=request, **files)
+        certificate = Certificate.load(tmp_path / "c.json")
+        receipt = ErasureReceipt.load(tmp_path / "r.json")
+        assert certificate.compacted
+        assert certificate.erased == 4
+        receipt.check(certificate)
+        assert receipt.subjects == ["customer-1"]
+        assert again.requests.get(request).skipped == []
+        again.requests.close(request)
+
+
+def test_a_request_of_a_stranger_is_answered_only_where_nothing_is_left(store: SampleStore) -> None:
+    request = store.requests.open("customer-1").id
+    store.apply(Remove(subject="customer-1"))  # without the request
+    with pytest.raises(RemovalError, match="torchlssvm compact"):
+        store.erase(request=request)
+    store.compact()
+    with pytest.raises(RemovalError, match="--answer"):
+        store.erase(request=request)
+
+
+def test_a_file_of_something_else_is_not_overwritten(store: SampleStore, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        store.erase("customer-1", certificate=tmp_path / "c.json")
+    assert (len(store), (tmp_path / "c.json").read_text()) == (N, "mine")

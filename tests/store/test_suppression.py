@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import Certificate, FixedPoint, LSSVMHead
+from torchlssvm.cli import main
 from torchlssvm.corrections.corrector import Corrector
-from torchlssvm.errors import StoreError, SuppressedError
+from torchlssvm.errors import StoreError, SuppressedError, SuppressedWarning
 from torchlssvm.events import Add, Relabel, Remove
+from torchlssvm.report.findings import waiting_work
 from torchlssvm.store import SampleStore, SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
@@ -265,3 +267,38 @@ def test_a_list_that_is_cut_short_or_altered_lets_nobody_in(folder: Path) -> Non
     with SampleStore(folder / "store", suppression_key=key) as store:
         store.apply(Add(["new"], X[:1], Y[:1], "customer-9"))
         assert len(store) == N - 3
+
+
+def test_an_old_copy_with_erased_samples_is_noticed_and_cleaned(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = folder / "suppression.key"
+    filled(folder).close()
+    shutil.copytree(folder / "store", folder / "backup")
+    with SampleStore(folder / "store", suppression_key=key) as store:
+        request = store.requests.open("customer-1").id
+        store.erase(request=request, receipt=folder / "r.json", compact=True)
+        gone = store.head.digest()
+    shutil.rmtree(folder / "store")
+    shutil.copytree(folder / "backup", folder / "store")
+    with pytest.warns(SuppressedWarning, match="4 samples"):
+        store = SampleStore(folder / "store", suppression_key=key)
+    with store:
+        assert store.stats()["returned"] == 4
+        assert any("suppression apply" in line for line in waiting_work(store))
+    with pytest.warns(SuppressedWarning, match="key"), SampleStore(folder / "store", readonly=True):
+        pass  # without the key nobody can tell who: that is said
+    monkeypatch.setenv("TORCHLSSVM_SUPPRESSION_KEY", str(key))
+    assert main(["stats", str(folder / "store")]) == 0
+    assert "erased on request" in capsys.readouterr().err
+    command = ["suppression", "apply", str(folder / "store"), "--receipt", str(folder / "again.json"), "--compact"]
+    assert main([*command, "--certificate", str(folder / "c.json")]) == 0
+    capsys.readouterr()
+    with SampleStore(folder / "store", suppression_key=key) as store:
+        assert (store.head.digest(), store.returned) == (gone, [])
+        assert store.history()[-1].kind == "remove"
+    certificate = Certificate.load(folder / "c.json")
+    assert certificate.erased == 4
+    assert certificate.compacted
+    assert main(["stats", str(folder / "store")]) == 0
+    assert "erased on request" not in capsys.readouterr().err

@@ -188,15 +188,14 @@ class KernelInverse:
             B = factor.half_solve_transposed(below)
         else:
             B = self.product(Qc)
-        places = slots.places(x.shape[0])
-        at, top = slots.at(places), max(before, max(places) + 1)
+        top = before + x.shape[0]
         tc = constant_pad_nd(y, (0, 1), 1.0)
-        term = block_inverse.addition(B, Qc, self.block(x, y), at, slots.targets, tc, top)
+        term = block_inverse.addition(B, Qc, self.block(x, y), slice(before, top), slots.targets, tc, top)
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
         self.Q = None
-        out = slots.put(x, y, places)
+        out = slots.put(x, y)
         self._add_to_solution(term)
         if factor is not None:
             factor.extend(below, term.L)
@@ -238,7 +237,7 @@ class KernelInverse:
             self._need_inverse()
 
     def _add_waiting(self) -> None:
-        """Add the deferred terms to the inverse, check the residual, free unused slots, close the gaps if there are many."""
+        """Add the deferred terms to the inverse, check the residual, and close gaps."""
         slots, top = self.slots, self.slots.top
         if self.waiting:
             U, V = self._need_inverse(), self.V[: self.waiting, :top]
@@ -248,7 +247,7 @@ class KernelInverse:
             if self._check_drift():
                 return
         if self.U is not None and slots.has_gaps:
-            self._release()
+            self._close_gaps()
 
     def to(self, device: torch.device) -> None:
         """Move to another device."""
@@ -316,7 +315,7 @@ class KernelInverse:
         top, k, waiting = self.slots.top, term.Z.shape[0], self.waiting
         if k > cost.DEFERRED_ROWS:  # nothing waits: the terms were added before
             self._need_inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
-            self._release()
+            self._close_gaps()
         else:
             rows = self._terms()[waiting : waiting + k]
             rows[:, :top] = term.Z
@@ -443,18 +442,18 @@ class KernelInverse:
             self.V = constant_pad_nd(self.V, (0, more)) if self.waiting else self._no_terms
             self.h = constant_pad_nd(self.h, (0, 0, 0, more))
 
-    def _release(self) -> None:
-        """Make the slots of removed samples free for use, with zeros in U, and close the gaps if there are many."""
-        U, slots = self._need_inverse(), self.slots
-        if 4 * (slots.top - len(slots)) > slots.top:
-            keep = slots.compact()
-            n = keep.shape[0]
+    def _close_gaps(self) -> None:
+        """Move samples from the last slots to the slots of removed samples."""
+        U, slots, top = self._need_inverse(), self.slots, self.slots.top
+        old, new = slots.close_gaps()
+        n, self.V = slots.top, self._no_terms
+        for array in (U, U.mT, self.h):
+            array[new, :top] = array[old, :top]
+            array[n:top] = 0.0
+        if self.Q is not None:
+            kept = torch.arange(n, device=new.device).index_copy(0, new, old)
+            self.Q = block_inverse.principal_part(self.Q, kept)
+        if slots.capacity < len(U):
             self.U = self._room(slots.capacity)
-            self.U[:n, :n] = U[keep][:, keep]
-            h, self.h = self.h[keep], self.h.new_zeros(slots.capacity, self.h.shape[1])
-            self.h[:n] = h
-            self.V = self._no_terms
-            self.Q = None if self.Q is None else self.Q[keep][:, keep]
-        elif new := slots.release():
-            at = slots.index(new)
-            U[at], U[:, at] = 0.0, 0.0
+            self.U[:n, :n] = U[:n, :n]
+            self.h = self.h[: slots.capacity].clone()

@@ -15,10 +15,9 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.module_state import device_after, load_saved, split_saved
-from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import SOLVE_BYTES, KernelInverse
 from torchlssvm.kernel_machines.sample_slots import SMALLEST_CAPACITY, SampleSlots
-from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.kernels import Kernel, as_kernel, input_checks
 
 FORMAT = 1
 """Number of the format of a saved machine."""

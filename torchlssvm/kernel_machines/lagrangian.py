@@ -11,10 +11,9 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, lagrangian
 from torchlssvm.functional.modes import atomically, exactly
-from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
-from torchlssvm.kernels import Kernel
+from torchlssvm.kernels import Kernel, input_checks
 
 
 class LagrangianSVM(KernelMachine):

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, kernel_lssvm
 from torchlssvm.functional.modes import all_or_nothing, exactly
-from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
-from torchlssvm.kernels import Kernel
+from torchlssvm.kernels import Kernel, input_checks
 
 
 class KernelLSSVM(KernelMachine):

@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -21,8 +21,7 @@ from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.module_state import device_after, load_saved, split_saved
 from torchlssvm.functional.votes import votes
-from torchlssvm.kernel_machines import input_checks
-from torchlssvm.kernels import Linear
+from torchlssvm.kernels import Linear, input_checks
 from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 
 FORMAT = 1
@@ -38,6 +37,15 @@ class Held(NamedTuple):
     place: int  # in the store of samples
     label: int
     weight: float
+
+
+class Part(NamedTuple):
+    """The part of a change that one machine has."""
+
+    t: int  # the number of the machine
+    leaving: list[int]  # ids of samples that it unlearns
+    joining: dict[int, int]  # samples that it learns: id -> label 0 or 1
+    moving: dict[int, int]  # its samples that get another label: id -> label
 
 
 class MultiClass(nn.Module):
@@ -171,8 +179,7 @@ class MultiClass(nn.Module):
         with all_or_nothing(self, lambda: self._erase(places)):
             if self._shared and len(x) > 32:  # most rows will be needed
                 self._gram.fill_cache()
-            with self._moving_together(new):
-                self._change_machines(new)
+            self._change_machines(new)
         self._held |= new
         self._next_id += len(x)
         return torch.tensor(ids, dtype=torch.int64)
@@ -182,8 +189,7 @@ class MultiClass(nn.Module):
         """Unlearn samples by id."""
         found = input_checks.known_ids(ids, self._held)
         self._connect()
-        with self._moving_together(dict.fromkeys(found)):
-            self._change_machines(dict.fromkeys(found))
+        self._change_machines(dict.fromkeys(found))
         self._erase(np.array([self._held.pop(i).place for i in found], dtype=np.int64))
         if mostly_free(self._gram.capacity, self.n):
             self._store_again()
@@ -256,74 +262,71 @@ class MultiClass(nn.Module):
             if shared:
                 machine.share(self._gram, {own: self._held[i].place for i, own in own_ids.items()})  # type: ignore[operator]
 
-    def _moving_together(self, samples: dict[int, Held] | dict[int, None]) -> contextlib.AbstractContextManager[None]:
-        """Machines that share samples learn these, or unlearn those given as None, along paths that are followed together."""
-        machine: Any = self.machines[0]
-        if not self._shared or not machine.walks_on_device():
-            return contextlib.nullcontext()
-        changes = []
-        for task, one, own_ids in zip(self.tasks, self.machines, self._own_ids, strict=True):
-            seen = {s: self._label(task, s.label) for s in samples.values() if s is not None}
-            joining = {s: label for s, label in seen.items() if label is not None}
-            leaving = [own_ids[i] for i in samples if i in own_ids]
-            if one.shares(self._gram) and (joining or leaving):  # type: ignore[operator]
-                places = np.array([s.place for s in joining], dtype=np.int64)
-                weights = np.array([s.weight for s in joining])
-                changes.append((one, places, np.array(list(joining.values()), dtype=float), weights, leaving))
-        together: contextlib.AbstractContextManager[None] = machine.moving_together(changes)
-        return together
+    def _parts(self, samples: dict[int, Held] | dict[int, None]) -> Iterator[Part]:
+        """Yield the part of each machine that has one in a change: these samples are learned, those given as None unlearned."""
+        for t, task in enumerate(self.tasks):
+            own_ids = self._own_ids[t]
+            labels = {i: None if s is None else self._label(task, s.label) for i, s in samples.items()}
+            leaving = [i for i, label in labels.items() if i in own_ids and label is None]
+            joining = {i: label for i, label in labels.items() if i not in own_ids and label is not None}
+            staying = {i: label for i, label in labels.items() if i in own_ids and label is not None}
+            moving = {i: label for i, label in staying.items() if label != self._label(task, self._held[i].label)}
+            if leaving or joining or moving:
+                yield Part(t, leaving, joining, moving)
 
     def _change_machines(self, samples: dict[int, Held] | dict[int, None]) -> None:
         """Let every machine learn these samples, or unlearn samples given as None. If one machine raises, none changes."""
-        finish: list[Callable[[], None]] = []
+        machines: list[Any] = list(self.machines)
+        parts, finish = list(self._parts(samples)), []
+        sharing = [part for part in parts if self._shared and machines[part.t].shares(self._gram)]
+        shared = {part.t: self._shared_change(part, samples) for part in sharing}
         with contextlib.ExitStack() as changes:
-            for t, task in enumerate(self.tasks):
-                own_ids = self._own_ids[t]
-                seen = {i: None if s is None else self._label(task, s.label) for i, s in samples.items()}
-                leaving = [i for i, label in seen.items() if i in own_ids and label is None]
-                staying = {i: label for i, label in seen.items() if i in own_ids and label is not None}
-                joining = {i: label for i, label in seen.items() if i not in own_ids and label is not None}
-                if not (leaving or staying or joining):
-                    continue
-                self._own_ids[t] = dict(own_ids)
+            if shared:
+                together = [(machines[t], *change) for t, change in shared.items()]
+                changes.enter_context(machines[0].moving_together(together))
+            for part in parts:
+                t, machine, own_ids = part.t, machines[part.t], self._own_ids[part.t]
                 changes.enter_context(all_or_nothing(self, functools.partial(self._own_ids.__setitem__, t, own_ids)))
-                machine: Any = self.machines[t]
-                if not self._shared or not machine.shares(self._gram):
+                self._own_ids[t] = own_ids = dict(own_ids)
+                if t in shared:
+                    done = machine.begin_change(*shared[t])
+                    changes.enter_context(all_or_nothing(machine, done.put_back))
+                    finish.append(done.finish)
+                    for i in part.leaving:
+                        del own_ids[i]
+                    own_ids.update(zip([*part.joining, *part.moving], done.ids, strict=True))
+                else:
                     put_back = functools.partial(self.machines.__setitem__, t, copy.deepcopy(machine))
                     changes.enter_context(all_or_nothing(self, put_back))
-                    self._change_machine(t, leaving, staying, joining, samples)
-                    continue
-                joining |= {i: a for i, a in staying.items() if a != self._label(task, self._held[i].label)}
-                new = [s for s in map(samples.get, joining) if s is not None]
-                change = machine.begin_change(
-                    np.array([s.place for s in new], dtype=np.int64),
-                    np.array(list(joining.values()), dtype=float),
-                    np.array([s.weight for s in new]),
-                    [self._own_ids[t].pop(i) for i in (*leaving, *(i for i in joining if i in own_ids))],
-                )
-                changes.enter_context(all_or_nothing(machine, change.put_back))
-                finish.append(change.finish)
-                self._own_ids[t].update(zip(joining, change.ids, strict=True))
+                    self._change_machine(part, samples)
         for step in finish:
             step()
 
-    def _change_machine(
-        self, t: int, leaving: list[int], staying: dict[int, int], joining: dict[int, int], samples: Any
-    ) -> None:
+    def _shared_change(self, part: Part, samples: Any) -> tuple[Any, Any, Any, list[int]]:
+        """Return places, labels and weights of the samples that a machine learns, and its own ids of those it unlearns."""
+        labels, own_ids = part.joining | part.moving, self._own_ids[part.t]
+        return (
+            np.array([samples[i].place for i in labels], dtype=np.int64),
+            np.array(list(labels.values()), dtype=float),
+            np.array([samples[i].weight for i in labels]),
+            [own_ids[i] for i in (*part.leaving, *part.moving)],
+        )
+
+    def _change_machine(self, part: Part, samples: Any) -> None:
         """Change a machine that keeps samples of its own."""
-        machine: Any = self.machines[t]
-        own_ids = self._own_ids[t]
-        if staying:
-            machine.relabel([own_ids[i] for i in staying], self._tensor(staying.values()))
-        if leaving:
-            machine.remove(torch.tensor([own_ids.pop(i) for i in leaving], dtype=torch.int64))
-        if joining:
-            new = [samples[i] for i in joining]
+        machine: Any = self.machines[part.t]
+        own_ids = self._own_ids[part.t]
+        if part.moving:
+            machine.relabel([own_ids[i] for i in part.moving], self._tensor(part.moving.values()))
+        if part.leaving:
+            machine.remove(torch.tensor([own_ids.pop(i) for i in part.leaving], dtype=torch.int64))
+        if part.joining:
+            new = [samples[i] for i in part.joining]
             weighted = any(s.weight != 1.0 for s in new)
             more = {"weight": torch.tensor([s.weight for s in new], device=self._device)} if weighted else {}
             x = self._gram.rows_at(np.array([s.place for s in new], dtype=np.int64))
-            given = machine.add(x, self._tensor(joining.values()), **more)
-            own_ids.update(zip(joining, given.tolist(), strict=True))
+            given = machine.add(x, self._tensor(part.joining.values()), **more)
+            own_ids.update(zip(part.joining, given.tolist(), strict=True))
 
     def _tensor(self, labels: Any) -> Tensor:
         return torch.tensor(list(labels), dtype=torch.int64, device=self._device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from torchlssvm.functional import checks
-from torchlssvm.kernel_machines import input_checks
+from torchlssvm.kernels import input_checks
 
 SMALLEST_CAPACITY = 64
 """Slots of an empty machine. A full machine doubles its capacity, so adding one by one copies each row only a few times."""
@@ -29,8 +29,7 @@ class SampleSlots:
         self.columns = torch.zeros(SMALLEST_CAPACITY, K + 1 + carried, dtype=torch.float64, device=device)
         self.K = K
         self.slot_of: dict[int, int] = {}  # in the order of ids
-        self.top = 0  # slots from here on were never used
-        self.free: list[int] = []  # slots below top that may be used again
+        self.top = 0  # slots from here on are empty
         self.next_id = next_id
         self.filled = False  # a compiled forward is guarded by this, not by the number of samples
         self._order: Tensor | None = None
@@ -124,25 +123,16 @@ class SampleSlots:
                 return list(ids)
         return input_checks.known_ids(ids, self.slot_of)
 
-    def places(self, k: int) -> list[int]:
-        """Return slots for k more rows: free slots first, then new ones, for which :meth:`grow` makes room."""
-        reused = self.free[:k]
-        return reused + list(range(self.top, self.top + k - len(reused)))
-
-    def put(self, x: Tensor, y: Tensor, slots: list[int], ids: list[int] | None = None) -> list[int]:
-        """Write rows into slots from :meth:`places`, and return their ids, which are new unless given."""
+    def put(self, x: Tensor, y: Tensor, ids: list[int] | None = None) -> list[int]:
+        """Write rows into the next slots, for which there must be room, and return their ids, which are new unless given."""
+        k, at = len(x), slice(self.top, self.top + len(x))
         if ids is None:
-            ids = list(range(self.next_id, self.next_id + len(slots)))
-            self.next_id += len(slots)
-        if self.free:
-            taken = set(slots)
-            self.free = [s for s in self.free if s not in taken]
-        self.top = max(self.top, max(slots) + 1)
-        at = self.at(slots)
+            ids = list(range(self.next_id, self.next_id + k))
+            self.next_id += k
         self.x[at] = x
         self.columns[at] = self._columns_of(y)
-        self.slot_of.update(zip(ids, slots, strict=True))
-        self.filled, self._order, self._in_order = True, None, None
+        self.slot_of.update(zip(ids, range(at.start, at.stop), strict=True))
+        self.top, self.filled, self._order, self._in_order = at.stop, True, None, None
         return ids
 
     def without(self, ids: list[int]) -> dict[int, int]:
@@ -158,9 +148,8 @@ class SampleSlots:
         left: ids and slots of the samples that stay (:meth:`without`); kept: their slots as an index; X: (n + k, J) their rows
         and the new rows x (k, J); y: (k, K).
         """
-        n, k, capacity = len(left), y.shape[0], self.capacity
-        while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:
-            capacity //= 2
+        n, k = len(left), y.shape[0]
+        capacity = self._capacity_for(n + k)
         if n + k > capacity:
             capacity = 2 ** (n + k - 1).bit_length()
         if isinstance(kept, slice) and capacity == self.capacity:  # nothing moves
@@ -176,7 +165,7 @@ class SampleSlots:
             self.slot_of = dict(zip(left, range(n), strict=True))
         self.slot_of.update(zip(new, range(n, n + k), strict=True))
         self.next_id += k
-        self.top, self.free, self.filled = n + k, [], n + k > 0
+        self.top, self.filled = n + k, n + k > 0
         self._order, self._in_order = None, True
         return list(new)
 
@@ -189,45 +178,46 @@ class SampleSlots:
         """Fill empty slots with saved samples, in the order of ids."""
         if ids:
             self.grow(len(ids))
-            self.put(x, y, list(range(len(ids))), ids)
+            self.put(x, y, ids)
         self.next_id = next_id
 
     def drop(self, ids: list[int]) -> None:
-        """Erase rows. Their slots are not used again before :meth:`release`."""
-        if not ids:
-            return
+        """Erase rows. Their slots stay empty until :meth:`close_gaps`."""
         at = self.at([self.slot_of.pop(i) for i in ids])
         self.x[at], self.columns[at] = 0.0, 0.0
         self.filled, self._order, self._in_order = bool(self.slot_of), None, None
 
-    def release(self) -> list[int]:
-        """Make every slot without a sample free for use, and return the slots that were not free before."""
-        known, used = set(self.free), set(self.slot_of.values())
-        self.free = [s for s in range(self.top) if s not in used]
-        return [s for s in self.free if s not in known]
+    def close_gaps(self) -> tuple[Tensor, Tensor]:
+        """Move samples from the last slots to empty slots. Returns the old and the new slots (k,) of these samples."""
+        n, used = len(self), set(self.slot_of.values())
+        empty = (slot for slot in range(n) if slot not in used)
+        moves = {slot: next(empty) for slot in range(n, self.top) if slot in used}
+        old, new = self.index(moves), self.index(moves.values())
+        for array in (self.x, self.columns):
+            array[new] = array[old]
+            array[n : self.top] = 0.0
+        self.slot_of = {i: moves.get(slot, slot) for i, slot in self.slot_of.items()}
+        self.top, self._order, self._in_order = n, None, None
+        capacity = self._capacity_for(n)
+        if capacity < self.capacity:
+            self._move(slice(0, n), capacity)
+        return old, new
+
+    def _capacity_for(self, n: int) -> int:
+        """Return the capacity for n samples: the present one, or less if they fill less than a quarter of it."""
+        capacity = self.capacity
+        while capacity > SMALLEST_CAPACITY and 4 * n < capacity:
+            capacity //= 2
+        return capacity
 
     def grow(self, capacity: int) -> None:
         """Make room for at least this many slots."""
         if capacity > self.capacity:
             self._move(slice(0, self.top), max(SMALLEST_CAPACITY, 2 ** (capacity - 1).bit_length()))
 
-    def compact(self) -> Tensor:
-        """Close the gaps and put the rows in the order of ids. Returns the old slots (n,) in their new order."""
-        keep, n, capacity = self.order(), len(self), self.capacity
-        while capacity > SMALLEST_CAPACITY and 4 * n < capacity:
-            capacity //= 2
-        self._move(keep, capacity)
-        self.slot_of = {i: slot for slot, i in enumerate(self.slot_of)}
-        self.top, self.free, self._order, self._in_order = n, [], None, True
-        return keep
-
-    def _move(self, source: slice | Tensor, capacity: int) -> None:
-        for name in ("x", "columns"):
-            old = getattr(self, name)
-            new = old.new_zeros(capacity, old.shape[1])
-            part = old[source]
-            new[: len(part)] = part
-            setattr(self, name, new)
+    def _move(self, source: slice, capacity: int) -> None:
+        room = (0, 0, 0, capacity - source.stop)
+        self.x, self.columns = constant_pad_nd(self.x[source], room), constant_pad_nd(self.columns[source], room)
 
     def rename(self, old: list[int], new: list[int]) -> None:
         """Give samples other ids."""
@@ -239,7 +229,7 @@ class SampleSlots:
         """Copy the samples and their ids."""
         other = copy.copy(self)
         other.x, other.columns = self.x.clone(), self.columns.clone()
-        other.slot_of, other.free = dict(self.slot_of), list(self.free)
+        other.slot_of = dict(self.slot_of)
         return other
 
     def to(self, device: torch.device) -> None:

@@ -206,15 +206,17 @@ class GramRows:
         """Tell whether all of these rows are cached."""
         return bool((self.cache.row_of[at] >= 0).all())
 
-    def rows(self, at: Array) -> Array:  # (k,) -> (k, capacity)
-        """Return a copy of these rows. Rows that are not cached are computed."""
+    def rows(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
+        """Return a copy of these rows, or of some columns of them. Rows that are not cached are computed."""
         row_of = self.cache.row_of[at]
         missing = row_of < 0
-        if len(at) and missing.all():
-            return self.block(at)
+        if missing.all():
+            return self.block(at, columns)
         out: Array = self.cache.rows[row_of]
+        if columns is not None:
+            out = np.take(out, columns, 1, mode="clip")  # clip: three times as fast as a plain index
         if missing.any():
-            out[missing] = self.block(at[missing])
+            out[missing] = self.block(at[missing], columns)
         return out
 
     def diagonal(self, at: Array) -> Array:  # (k,) -> (k,)

@@ -129,10 +129,11 @@ def unpack(
         ids = subjects = None  # ignore the other parts of the batch
     y = torch.tensor(class_numbers(y, classes, targets)) if is_texts(y) else y
     if not (isinstance(x, Tensor | Mapping) or is_listed(x)) or not isinstance(y, Tensor):
-        kinds = {name: type(part).__name__ for name, part in batch.items()} if isinstance(batch, Mapping) else None
-        if isinstance(batch, list | tuple):
-            kinds = [type(part).__name__ for part in batch]
-        found = f"a {type(batch).__name__}" + ("" if kinds is None else f" of {kinds}")
+        found = f"a {type(batch).__name__}"
+        if isinstance(batch, Mapping):
+            found += f" of {list(batch)}"
+        elif isinstance(batch, list | tuple):
+            found += f" of {[type(part).__name__ for part in batch]}"
         raise ValueError(
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
             f"a tensor y, and x a tensor, a list of texts or pictures, or a dict of tokens; got {found}"

@@ -291,9 +291,7 @@ class DualHead:
         unit = 2.0 ** max(math.frexp(mean)[1], LEAST_EXPONENT) if mean > 0 else 1.0  # squares of rho stay in range
         rhos = torch.tensor([2.0**k for k in range(LOWEST_POWER, HIGHEST_POWER + 1)], dtype=torch.float64)
         system.K.mul_(1.0 / unit)
-        c = system.shift()
-        band = dual_ridge.reduce_to_band(system.K, system.Y)
-        errors, alphas = band.path(rhos, system.copies, c)
+        errors, alphas, band = dual_ridge.gcv_path(system, rhos)
         best = int((errors <= errors.amin() * (1.0 + TIE_TOLERANCE)).nonzero().amax())
         return float(rhos[best]) * unit, band.rotate_back(alphas[best]).mul_(1.0 / unit)
 
@@ -306,8 +304,7 @@ class DualHead:
             default_values(system.K.diagonal(), self.in_features) if rhos is None else check_rhos(rhos, self.device)
         )
         if method == "gcv":
-            c = system.shift()
-            errors, _ = dual_ridge.reduce_to_band(system.K, system.Y).path(values, system.copies, c)
+            errors = dual_ridge.gcv_path(system, values)[0]
         else:
             errors = torch.zeros_like(values)
             for rows, weights in self._left_out_weights():

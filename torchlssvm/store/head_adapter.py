@@ -56,7 +56,7 @@ class LinearAdapter(SampleAdapter):
     def __init__(self, head: LinearHead):
         super().__init__(head)
         self.head: LinearHead = head._drop_membership("it belongs to a store, which has the rows")
-        self.seen: tuple[int, object] = (head._state_version, self.signature())
+        self.note()
 
     @property
     def exact(self) -> bool:
@@ -128,11 +128,6 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
         head._choices = choices
 
-    @property
-    def rho_is_open(self) -> bool:
-        """True if the head has a rule for rho and has not applied it yet."""
-        return self.head._choices.rho_is_open
-
     def codec(self) -> Codec:
         """The form in which the head's features are currently stored."""
         head = self.head
@@ -149,12 +144,13 @@ class LinearAdapter(SampleAdapter):
 
     def note(self, digest: str | None = None) -> None:
         """Record the current state as the correct one. ``digest`` is its digest, if already known."""
-        self.seen = (self.head._state_version, digest or self.signature())
+        self.in_doubt = False  # True while a change that the store makes may be incomplete, or is not committed
+        self.seen: tuple[int, object] = (self.head._state_version, digest or self.signature())
 
     @property
     def touched(self) -> bool:
-        """True if the head was changed since :meth:`note` by anything other than the store."""
-        return self.head._state_version != self.seen[0] and self.signature() != self.seen[1]
+        """True if the samples of the head may have changed since :meth:`note`."""
+        return self.in_doubt or (self.head._state_version != self.seen[0] and self.signature() != self.seen[1])
 
     def exchange(self, added: tuple[Any, ...] | None, removed: tuple[Any, ...] | None) -> None:
         """Add samples and remove others as one change. The store guarantees that the head holds the samples to remove."""
@@ -267,12 +263,13 @@ class KernelAdapter(SampleAdapter):
     def note(self, digest: str | None = None) -> None:
         """Record the current state as the correct one."""
         del digest
+        self.in_doubt = False
         self.seen = self.signature()
 
     @property
     def touched(self) -> bool:
-        """True if the machine was changed since :meth:`note` by anything other than the store."""
-        return self.signature() != self.seen
+        """True if the samples of the machine may have changed since :meth:`note`."""
+        return self.in_doubt or self.signature() != self.seen
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn stored samples again."""

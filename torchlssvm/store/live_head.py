@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ class LiveHead:
         adapter: the adapter of the head; None if the store of a kernel machine was opened without the machine.
         position: the last journal position that the head is known to match.
         stale: True while a change of the head may be incomplete. The head is then restored before it is used.
-        own_options: True until the options of a head passed to this handle have been compared with those of the store.
         recovery: a description of how the head was last restored.
     """
 
@@ -43,12 +43,45 @@ class LiveHead:
         self.snapshots = Snapshots(path)
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
-        self.own_options = False
         self._published_at = float("-inf")
         self._seen = -1  # the database's change counter when this handle last read it
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
 
     # -- changes by the store ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def changing(self) -> Iterator[HeadAdapter]:
+        """Change rows, records, head and options in one transaction. The head is up to date when the context begins.
+
+        After an error everything is rolled back, and a head that had already changed is restored from the rows.
+        """
+        adapter, begun = self.required(), False
+        with self.db.held(), adapter.lock:  # readers of the head wait
+            try:
+                with self.db.transaction():
+                    self.prepare()
+                    begun = self.stale = True  # until rows and head are known to agree
+                    yield adapter
+                    self.save_options()
+                    state = self.db.get("state")
+                adapter.note(state["digest"])
+                self.position, self.stale = state["position"], False
+            except BaseException as error:
+                if begun:
+                    self._take_back(adapter, error)
+                raise
+
+    def _take_back(self, adapter: HeadAdapter, error: BaseException) -> None:
+        """Restore the head after a rollback, if it has changed. If this fails, it is restored at its next use."""
+        try:
+            self.table.load_codec()
+            self.stale = adapter.touched
+            if self.stale:
+                log.info("%s: the head is restored from the store after a %s", self.path, type(error).__name__)
+                with self.db.view():
+                    self.follow()
+        except Exception:  # the first error is raised
+            log.exception("%s: the head could not be restored yet", self.path)
 
     def prepare(self) -> HeadAdapter:
         """Bring the head up to date under the write lock, before a change. StoreError if the head was changed directly."""
@@ -101,43 +134,20 @@ class LiveHead:
         with adapter.lock:  # readers wait, and the head does not check whether it is up to date
             if self.stale or self.db.get("state")["position"] != self.position:
                 trusted, self.stale = not self.stale, True
-                self._restore(adapter, trusted)
-            self._take_options(adapter)
+                self.recovery = self._recover(adapter, trusted)
+            if isinstance(adapter, LinearAdapter):
+                adapter.set_options(self.db.get("head"))
+                adapter.restore_chosen(self.db.get("chosen", None))
             self.stale = False
         self._seen = changes
         return adapter
-
-    def _restore(self, adapter: HeadAdapter, trusted: bool) -> None:
-        """Restore the samples of the head. ``trusted`` means that the head is as the store left it at its position."""
-        self.table.load_codec()
-        if isinstance(adapter, LinearAdapter):
-            more = self.db.get("head")["num_classes"] - adapter.head.num_classes
-            if more > 0:
-                adapter.add_classes(more)
-        self.recovery = self._recover(adapter, trusted)
-
-    def _take_options(self, adapter: HeadAdapter) -> None:
-        """Adopt the store's options, and the choices made from data.
-
-        If a head was passed to this handle, its options take precedence and are written with the next change. There is one
-        exception: if the head has a rule for rho and has not applied it yet, the store's rho is used once the store holds
-        samples.
-        """
-        if isinstance(adapter, LinearAdapter) and not (self.own_options and adapter.rho_is_open and self.position == 0):
-            config = self.db.get("head")
-            if not self.own_options or adapter.rho_is_open:
-                adapter.set_options(config)
-            adapter.restore_chosen(self.db.get("chosen", None))
-            if adapter.config()["rho"] != config["rho"]:
-                adapter.head._choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
-        self.own_options = False
 
     def take_options(self, names: Sequence[str]) -> None:
         """Set these options of the head, and its choices from data, to the values in the store."""
         with self.db.view():
             adapter, config = self.follow(), self.db.get("head")
-            given = {name: config[name] for name in names if name in config}
-            if isinstance(adapter, LinearAdapter) and adapter.set_options(given):
+            stored = {name: config[name] for name in names if name in config}
+            if isinstance(adapter, LinearAdapter) and adapter.set_options(stored):
                 adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
@@ -146,11 +156,16 @@ class LiveHead:
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
-        """Restore the head; return a description of what was done.
+        """Restore the samples of the head; return a description of what was done.
 
-        If samples were only added since the last known position, the method starts from the head itself or from sums that a
-        writer has published, and adds the new rows. If samples were removed or changed since then, it sums all rows.
+        If samples were only added since the last known position, the method starts from the head itself (``trusted``: it is as
+        the store left it) or from sums that a writer has published, and adds the new rows. Otherwise it sums all rows.
         """
+        self.table.load_codec()
+        if isinstance(adapter, LinearAdapter):
+            more = self.db.get("head")["num_classes"] - adapter.head.num_classes
+            if more > 0:
+                adapter.add_classes(more)
         state = self.db.get("state")
         position, digest = state["position"], state["digest"]
         was, self.position = self.position, position

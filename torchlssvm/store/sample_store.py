@@ -51,7 +51,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database, refuse_in_store
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
+from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
@@ -153,7 +153,6 @@ class SampleStore:
         self.readonly = readonly
         self.keeps_calibration = False
         """Default of ``keep`` in :meth:`calibrate`."""
-        self._closed = False
         self._source = fingerprint
         self._witness = Witness(self.path / WITNESS_FILE)
         self._db = self._open_database(head is not None and not readonly, timeout)
@@ -165,7 +164,7 @@ class SampleStore:
             self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
             self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
             if head is not None:
-                self.live.adapter, self.live.own_options = adapter_for(head), True
+                self.live.adapter = adapter_for(head)
             self._finish_creation()
             told = self._witness.read()  # read before the view, which then includes every acknowledged event
             with self._db.view():
@@ -256,13 +255,20 @@ class SampleStore:
             raise ValueError(
                 f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
             )
-        if self.live.adapter is not None:
-            self._check_adapter(config, self.live.adapter)
-        elif config["type"] in HEAD_TYPES:
-            self.live.adapter = adapter_for(head_from(config, device))
         self.table.load_codec()
-        if self.live.adapter is not None and not self.readonly:
-            self.live.follow()
+        given = self.live.adapter
+        if given is None:
+            if config["type"] in HEAD_TYPES:
+                self.live.adapter = adapter_for(head_from(config, device))
+                if not self.readonly:
+                    self.live.follow()
+            return
+        self._check_adapter(config, given)
+        own = given.config()
+        chooses = isinstance(given, LinearAdapter) and given.head._choices.rho_is_open
+        self.live.follow()
+        if isinstance(given, LinearAdapter) and not chooses:  # a rule for rho that has not been applied yet gives way
+            given.set_options(own)
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
@@ -282,17 +288,16 @@ class SampleStore:
     @property
     def closed(self) -> bool:
         """True once :meth:`close` was called."""
-        return self._closed
+        return self._db.closed
 
     def close(self) -> None:
         """Store options that were set, write a snapshot, and close the files. No event is lost if you do not call this.
 
         Raises StoreError if options that were set on the head cannot be written. The files are closed even then.
         """
-        if self._closed:
+        if self.closed:
             return
         with self._db.held():
-            self._closed = True
             try:
                 if not self.readonly:
                     self.live.keep()
@@ -329,7 +334,7 @@ class SampleStore:
     @property
     def head_position(self) -> int:
         """The journal position of the live head. It is behind the store's position if another process has written since."""
-        return self.position if self.live.stale and not self._closed else self.live.position
+        return self.position if self.live.stale and not self.closed else self.live.position
 
     def restore(self) -> str:
         """Restore the head from the store after any change to the head; return a description of what was done."""
@@ -681,14 +686,12 @@ class SampleStore:
         with self._db.held():
             head = self._linear("options")
             try:
-                with self._db.transaction(), head._lock:
-                    self.live.prepare()
+                with self.live.changing():
                     change(head)
                     if choose_rho:
                         head._refresh_rho()
                         choose_rule(head, lambda: ((rows.x, rows.y, None) for rows in self.batches(ROWS_PER_BATCH)))
                     self._calibrate_again()
-                    self.live.save_options()
             except BaseException:
                 self.live.discard_options()
                 raise
@@ -746,37 +749,31 @@ class SampleStore:
                 k, names = more_classes(classes, self.classes, self.table.codec.K)
                 trial = adapter.copy()  # a head cannot lose classes again: its own change comes last
                 trial.add_classes(k)
-                state = self._journal.append([(event, "classes", [])], trial.digest())
+                self._journal.append([(event, "classes", [])], trial.digest())
                 self._db.put("head", trial.config())
                 self._db.put("chosen", trial.chosen())
                 if names is not None:
                     self._db.put("classes", [check_text(name, "a class") for name in names])
                 self.table.adopt_codec(replace(self.table.codec, K=self.table.codec.K + k))
                 self.live.discard_options()  # the next look at the store takes the new classes over
-            self._committed(state["position"], bytes.fromhex(state["chain"]))
             _ = self.head
-            self._publish(0, erased=True)
+            self._acknowledge(erased=True)
             self.recalibrate()
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
     def apply(
-        self,
-        events: Event,
-        notes: Any = None,
-        request: Any = None,
-        keep_receipt: bool = False,
-        recalibrate: bool = True,
+        self, events: Event, notes: Any = ..., request: Any = ..., keep_receipt: bool = ..., recalibrate: bool = ...
     ) -> EventResult: ...
     @overload
     def apply(
         self,
         events: Iterable[Event],
-        notes: Any = None,
-        request: Any = None,
-        keep_receipt: bool = False,
-        recalibrate: bool = True,
+        notes: Any = ...,
+        request: Any = ...,
+        keep_receipt: bool = ...,
+        recalibrate: bool = ...,
     ) -> list[EventResult]: ...
     def apply(
         self,
@@ -809,49 +806,32 @@ class SampleStore:
         whole = {event.event_id: event.subject for event in given if isinstance(event, Remove) and event.ids is None}
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
-        work = self._transaction(self.live.required())
         with self._db.held():
-            if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
-                self.suppression.opened()  # raises without the key
-            self._db.begin()
-            with work.adapter.lock:
-                try:
-                    if request is not None:
-                        self.requests.check_erasure(request, whole.values())
-                    self.live.prepare()
-                except BaseException:
-                    self._db.roll_back()
-                    raise
-                try:
-                    self.live.stale = True  # until the rows and the head are known to agree again
-                    results = work.apply(given, self.live.position)
-                    if work.erased:
-                        self.requests.forget_texts(work.erased)
-                    for name, value in (notes or {}).items():
-                        self._db.put(NOTE_PREFIX + name, value)
-                    if request is not None or keep_receipt:
-                        self.receipts.keep(work.done, request)
-                    if request is not None:
-                        self.requests.note_erasure(request, work.done)
-                        removed = [i for done in work.done for i in done.nonces]
-                        self.suppression.enter(removed, [whole[e.event_id] for e in work.done if e.event_id in whole])
-                    digest, chain = work.write_journal(work.finish())
-                    if work.done and recalibrate:
-                        self._calibrate_again()
-                    if work.done:
-                        self.live.save_options()
-                    self._db.commit()
-                except BaseException as error:
-                    self._roll_back(work, error)
-                    raise
-                work.adapter.note(digest)
-                self.live.position, self.live.stale = work.position, False
+            with self.live.changing() as adapter:
+                if any(isinstance(event, Add | Remove) for event in given):
+                    self.suppression.opened()  # raises without the key
+                if request is not None:
+                    self.requests.check_erasure(request, whole.values())
+                work = self._transaction(adapter)
+                results = work.apply(given)
+                if work.erased:
+                    self.requests.forget_texts(work.erased)
+                for name, value in (notes or {}).items():
+                    self._db.put(NOTE_PREFIX + name, value)
+                if request is not None or keep_receipt:
+                    self.receipts.keep(work.done, request)
+                if request is not None:
+                    self.requests.note_erasure(request, work.done)
+                    removed = [i for done in work.done for i in done.nonces]
+                    self.suppression.enter(removed, [whole[e.event_id] for e in work.done if e.event_id in whole])
+                digest = work.finish()
+                if work.done and recalibrate:
+                    self._calibrate_again()
             if work.done:
-                self._committed(work.position, chain)
                 erased = any(done.kind != "add" for done in work.done)
-                self._publish(sum(done.samples for done in work.done), erased)
-            answers = [replace(result, digest=digest) if result.applied else result for result in results]
-            return answers[0] if isinstance(events, EventBase) else answers
+                self._acknowledge(sum(done.samples for done in work.done), erased)
+        answers = [replace(result, digest=digest) if result.applied else result for result in results]
+        return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
         return Transaction(self.table, self._journal, adapter, self.suppression, self._source)
@@ -860,32 +840,18 @@ class SampleStore:
         if self.readonly:
             raise StoreError(f"the store at {self.path} was opened for reading only")
 
-    def _committed(self, position: int, chain: bytes) -> None:
-        """Record the acknowledged position. The events are already durable, so an error is only logged."""
-        try:
-            self._witness.write(position, chain)
-        except OSError as error:
-            log.warning("%s: the events are applied, but %s is not written: %s", self.path, WITNESS_FILE, error)
+    def _acknowledge(self, changed: int = 0, erased: bool = False) -> None:
+        """Write the end of the journal to the witness, and publish the sums after changes of samples.
 
-    def _publish(self, changed: int, erased: bool) -> None:
-        """Save the statistics for other processes. This only saves them time."""
+        The events are already durable, so an error is only logged.
+        """
+        state = self._db.get("state")
         try:
-            self.live.publish(changed, erased)
+            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
+            if changed or erased:
+                self.live.publish(changed, erased)
         except (OSError, StoreError) as error:
-            log.warning("%s: the events are applied, but the sums are not published: %s", self.path, error)
-
-    def _roll_back(self, work: Transaction, error: BaseException) -> None:
-        """Roll the rows back, and restore the head from them if it has already changed."""
-        self._db.roll_back()
-        try:
-            self.table.load_codec()
-            if not work.head_changed and not work.adapter.touched:
-                self.live.stale = False
-                return
-            log.info("%s: the head is restored from the store after a %s", self.path, type(error).__name__)
-            _ = self.head
-        except Exception:  # the first error is raised; the head is restored at its next use
-            log.exception("%s: the head could not be restored yet", self.path)
+            log.warning("%s: the events are applied, but a file beside them is not written: %s", self.path, error)
 
     def without_held(self, event: Add) -> Add | None:
         """Return the samples of an Add that the store does not hold yet; None if the store holds all of them.
@@ -945,7 +911,7 @@ class SampleStore:
                 before = predictions(adapter, x)
                 trial = adapter.copy()
                 work = self._transaction(trial)
-                work.apply(given, self.live.position)
+                work.apply(given)
                 work.finish()
                 after = predictions(trial, x)
                 samples, remaining = sum(done.samples for done in work.done), len(self.table)
@@ -969,7 +935,7 @@ class SampleStore:
                 state = self._journal.append([(event_id, kind, commitments)], self._db.get("state")["digest"])
                 write()
             self.live.step_over(state["position"])
-            self._committed(state["position"], bytes.fromhex(state["chain"]))
+            self._acknowledge()
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Use a suppression list from now on; return the ids of samples in the store that are on the list.
@@ -1092,13 +1058,11 @@ class SampleStore:
         with self._db.held(), threads_for(0):
             self.live.required()
             self.refresh()
-            with self._db.transaction():
-                self.live.prepare()
+            with self.live.changing():
                 self.receipts.clear()
                 self.requests.forget_names()
                 self._journal.destroy_openings()
                 self.table.renumber()
-                self.live.save_options()
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(

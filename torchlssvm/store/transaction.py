@@ -142,7 +142,6 @@ class Transaction:
     Attributes:
         done: the events that this call applied; events that were applied before are left out.
         position: the journal position of the last applied event.
-        head_changed: True once the head has changed, or may have changed.
         erased: the ids and subjects of the samples that Remove events removed.
     """
 
@@ -155,35 +154,30 @@ class Transaction:
         self.done: list[EventResult] = []
         self._results: dict[str, EventResult] = {}  # those of done, by their ids in the journal
         self.erased: set[str] = set()
-        self.head_changed = False
         self._change = NetChange()
 
-    def apply(self, events: Sequence[Event], position: int) -> list[EventResult]:
-        """Apply events to the rows, after a position of the journal. :meth:`finish` then updates the head and its digest."""
-        self.position = position
+    def apply(self, events: Sequence[Event]) -> list[EventResult]:
+        """Apply events to the rows. :meth:`finish` then updates the head and the journal."""
+        self.position = self.table.db.get("state")["position"]
         with torch.inference_mode(False), torch.no_grad():
             return [self._apply(event) for event in events]
 
     def finish(self) -> str | None:
-        """Apply the changes of all events to the head at once; return its digest."""
+        """Apply the changes of all events to the head at once, and write the journal; return the digest of the head."""
         with torch.inference_mode(False), torch.no_grad():
             self._change_head()
-        return self.adapter.digest() if self.done else None
-
-    def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
-        """Write the journal, before the database commits; return the digest and the end of the chain."""
         events = [(done.event_id, done.kind, done.commitment_bytes) for done in self.done]
-        state = self.journal.append(events, digest)
-        return state["digest"], bytes.fromhex(state["chain"])
+        digest: str | None = self.journal.append(events, self.adapter.digest() if self.done else None)["digest"]
+        return digest
 
     def _change_head(self) -> None:
         """Update the head to match the current rows."""
         change, self._change = self._change, NetChange()
-        before, self.head_changed = self.head_changed, True
+        before, self.adapter.in_doubt = self.adapter.in_doubt, True
         try:
             change.apply(self.adapter)
         except REFUSAL_ERRORS:
-            self.head_changed = before
+            self.adapter.in_doubt = before
             raise
 
     def _apply(self, event: Event) -> EventResult:

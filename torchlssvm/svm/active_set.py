@@ -93,7 +93,7 @@ class ActiveSet:
         margin.clear(16 + len(inside), b)
         rejected = inside[:0]
         if len(inside):
-            rejected = margin.exchange(inside[:0], inside, self.rows.rows_of(inside))
+            rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))
             slots = margin.slots()
             margin.a[slots] = alpha[margin.at[slots]]
         s.rest[:] = self.rows.product(margin.alpha_outside())

@@ -108,7 +108,7 @@ def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array, ahead: Walk 
     old = margin.positions()
     new = held[inside > 0]
     out, into = old[~np.isin(old, new)], new[~np.isin(new, old)]
-    rejected = margin.exchange(out, into, rows.rows_of(into)) if len(out) or len(into) else into
+    rejected = margin.exchange(out, into, rows.block(into)) if len(out) or len(into) else into
     slots = margin.slots()
     margin.a[slots], margin.a[0] = s.alpha[margin.at[slots]], found[4, 0]
     s.rounding[:] = 0.0

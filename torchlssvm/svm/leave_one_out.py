@@ -17,6 +17,7 @@ sample is checked: if (2) and (3) hold for all samples, the end is the solution.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -66,7 +67,8 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     for k in np.flatnonzero(np.isnan(found)).tolist():
         if interrupt.arrived:
             interrupt.hand_over()
-        found[k] = margin_by_solver(solver, int(support[k]))
+        with contextlib.suppress(ConvergenceError):
+            found[k] = margins_by_solver(solver, support[k : k + 1])[0]
     if (lost := np.isnan(found)).any():
         warnings.warn(
             f"{int(lost.sum())} sample(s) have no leave-one-out margin, the first is {int(s.ids[support[lost][0]])}: without "
@@ -78,16 +80,29 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     return out
 
 
-def margin_by_solver(solver: PathSolver, c: int) -> float:
-    """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN without a certified solution."""
+def margins_without(solver: PathSolver, gone: Array) -> Array:  # (T, capacity) bool -> (capacity,)
+    """Compute g of the samples of each row by the machine without them. Each sample is in one row."""
+    out = np.full(solver.samples.capacity, np.nan)
+    if device_paths.used_for(solver.rows):
+        row, at = gone.nonzero()
+        out[at] = device_paths.margins_without(solver.rows, solver.margin, gone)[row, at]
+    for some in gone:
+        if np.isnan(out[some]).any():
+            out[some] = margins_by_solver(solver, np.flatnonzero(some))
+    return out
+
+
+def margins_by_solver(solver: PathSolver, gone: Array) -> Array:  # (k,) -> (k,)
+    """Compute g of samples by the solver without them. The solver is unchanged afterwards."""
     before = solver.snapshot(with_R=True)
+    callback, solver.path.callback = solver.path.callback, None
     try:
-        solver.solve_change(NO_POSITIONS, np.array([c]))
+        solver.solve_change(NO_POSITIONS, gone)
         margin = solver.margin
-        return float(solver.samples.rest[c] + margin.a @ margin.QS[:, c] - 1.0)
-    except ConvergenceError:
-        return float("nan")
+        found: Array = solver.samples.rest[gone] + margin.a @ margin.QS[:, gone] - 1.0
+        return found
     finally:
+        solver.path.callback = callback
         solver.restore(before)
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
+from torchlssvm.errors import ConvergenceError, NotFittedError
 from torchlssvm.functional import checks, svm_gradients
 from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.module_state import device_after, split_saved
-from torchlssvm.kernels import Custom, Kernel, as_kernel
+from torchlssvm.kernels import Custom, Kernel, as_kernel, input_checks
 from torchlssvm.kernels.gram_rows import GramRows, mostly_free
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
 from torchlssvm.svm.checkpoint import Content
@@ -374,11 +374,7 @@ class IncrementalSVM(nn.Module):
         """Check samples and prepare them for the kernel, in float64."""
         if self.kernel is None:
             return checks.features(x, self.n, self.device).to(torch.float64)
-        J = self._solver.rows.gram.x.shape[1]
-        plain = isinstance(x, Tensor) and x.device == self.device
-        if not plain or (not self.kernel.deep and (x.is_complex() or x.ndim != 2 or x.shape[1] != J)):
-            x = checks.features(x, J, self.device)
-        return self.kernel.prepare(x if self.kernel.deep else x.to(torch.float64)).to(torch.float64)
+        return input_checks.queries(x, self.kernel, self._solver.rows.gram.x.shape[1], self.device)
 
     @exactly
     def _find_support(self) -> tuple[Tensor, Tensor]:
@@ -432,9 +428,9 @@ class IncrementalSVM(nn.Module):
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
-            batch = (self._check_single(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            batch = self._check(*add)
             new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
-        wanted = self._known_ids(remove)
+        wanted = [] if remove is None else self._known_ids(remove)
         if new or wanted:
             self._change(batch, new, self._positions(wanted), method)
             self._dropped.difference_update(wanted)
@@ -447,7 +443,7 @@ class IncrementalSVM(nn.Module):
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
         """Give samples new labels. Their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
         wanted = self._known_ids(ids)
-        labels = self._labels(y, len(wanted))
+        labels = self._labels(y, self._solver.rows.gram.x.new_empty(len(wanted), 0))
         self._require_rows(wanted)
         at, s = self._positions(wanted), self._solver.samples
         other = np.flatnonzero(s.y[at] != labels)
@@ -583,7 +579,8 @@ class IncrementalSVM(nn.Module):
         """
         state = checkpoint.save(self._content())
         if self.kernel is None:
-            state["x"] = self._gram(kernel)
+            state["x"] = gram = checks.features(kernel, self.n, self.device).to(torch.float64)
+            _require_symmetric(gram)
             self._load(state, None, self.device)
             return self
         new = copy.deepcopy(_kernel(kernel))
@@ -622,15 +619,10 @@ class IncrementalSVM(nn.Module):
         checks.one_of(method, "method", ("exact", "span", "linear"))
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
-        solver = self._solver
-        watch, solver.path.callback = solver.path.callback, None
-        try:
-            if method == "exact":
-                margin = leave_one_out.exact(solver, -1.0 if early_exit else -math.inf, batched)
-            else:
-                margin = leave_one_out.span_rule(solver)
-        finally:
-            solver.path.callback = watch
+        if method == "exact":
+            margin = leave_one_out.exact(self._solver, -1.0 if early_exit else -math.inf, batched)
+        else:
+            margin = leave_one_out.span_rule(self._solver)
         return leave_one_out.LeaveOneOut.from_margins(self.ids, self._ordered(margin))
 
     @exactly
@@ -654,25 +646,14 @@ class IncrementalSVM(nn.Module):
             fold = checks.as_tensor(folds, "folds", self.device)
             if fold.shape != (self.n,):
                 raise ValueError(f"folds must be a number or have shape ({self.n},), got {tuple(fold.shape)}")
-        s, ids = self._solver.samples, self.ids
-        values = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.device)
-        number, fold = torch.unique(fold, return_inverse=True)
+        number, of = torch.unique(fold, return_inverse=True)
         if len(number) == 1:
             raise ValueError("one fold holds every sample: nothing would be left to learn from")
-        if device_paths.used_for(self._solver.rows):
-            order = s.order()
-            gone = np.zeros((len(number), s.capacity), dtype=bool)
-            gone[fold.cpu().numpy(), order] = True
-            g = device_paths.margins_without(self._solver.rows, self._solver.margin, gone)
-            f = (g[fold.cpu().numpy(), order] + 1.0) * s.y[order]
-            values = torch.from_numpy(f).to(self.device)
-        for k in torch.unique(fold[values.isnan()]).tolist():
-            out = fold == k
-            part = copy.deepcopy(self).on_event(None).remove(ids[out])
-            at = np.array([s.where[i] for i in ids[out].tolist()])
-            rest = np.array([s.where[i] for i in part.ids.tolist()])
-            f = (self._solver.rows.block(at, rest) * s.y[at][:, None]) @ part.alpha.cpu().numpy() + part.b
-            values[out] = torch.from_numpy(f).to(self.device)
+        s, order = self._solver.samples, self._solver.samples.order()
+        gone = np.zeros((len(number), s.capacity), dtype=bool)
+        gone[of.cpu().numpy(), order] = True
+        g = leave_one_out.margins_without(self._solver, gone)
+        values = self._ordered((g + 1.0) * s.y)
         return values, float(((values > 0).long() != self.y).double().mean())
 
     # -- one of several machines that share samples ---------------------------------------------------------------------
@@ -720,10 +701,6 @@ class IncrementalSVM(nn.Module):
 
         return SharedChange(new, put_back, finish)
 
-    def walks_on_device(self) -> bool:
-        """Tell whether paths are followed on the device of the samples."""
-        return device_paths.used_for(self._solver.rows)
-
     @staticmethod
     @contextlib.contextmanager
     def moving_together(changes: list[tuple[IncrementalSVM, Any, Any, Any, list[int]]]) -> Iterator[None]:
@@ -733,7 +710,7 @@ class IncrementalSVM(nn.Module):
         """
         solvers = [machine._solver for machine, *_ in changes]
         few = all(len(places) + len(remove) < MIN_SAMPLES_PIVOTED for _, places, *_, remove in changes)
-        if len(changes) > 1 and few:
+        if len(changes) > 1 and few and device_paths.used_for(solvers[0].rows):
             parts = []
             for machine, places, y, weight, remove in changes:
                 labels, leaving, solver = 2.0 * y - 1.0, machine._positions(remove), machine._solver
@@ -759,69 +736,29 @@ class IncrementalSVM(nn.Module):
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         """Check samples and convert them to the solver's form; raises ValueError. fresh: as if the machine were empty."""
-        kernel, held = self.kernel, 0 if fresh else self.n
-        x = checks.as_tensor(x, "x", self.device)
-        if kernel is None:
-            x = checks.features(x, held + (len(x) if x.ndim else 0), self.device)
-        elif not kernel.deep:
-            J = self._solver.rows.gram.x.shape[1] if held else (x.shape[1] if x.ndim == 2 else 0)
-            x = checks.features(x, J, self.device)
-        if x.ndim == 0:
-            raise ValueError("x must have a row for each sample, got a number")
-        labels = self._labels(y, len(x))
-        rows = (x if kernel is None else kernel.prepare(x)).to(torch.float64)
-        if checks.not_finite(rows):
-            checks.raise_not_finite("x", x if x.is_floating_point() else rows)
+        held = 0 if fresh else self.n
+        if self.kernel is None:
+            given = checks.as_tensor(x, "x", self.device)
+            rows = checks.features(given, held + (len(given) if given.ndim else 0), self.device).to(torch.float64)
+            if checks.not_finite(rows):
+                checks.raise_not_finite("x", rows)
+            _require_symmetric(rows[:, held:])
+        else:
+            J = self._solver.rows.gram.x.shape[1] if held else None
+            rows = input_checks.samples(x, self.kernel, J, self.device).detach()
+        labels = self._labels(y, rows)
         w = np.ones(len(labels))
         if weight is not None:
-            given = checks.weights(weight, x)
+            given = checks.weights(weight, rows)
             assert given is not None
             w = given.cpu().numpy().copy()
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
-        new = rows[:, held:]
-        if kernel is None and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
-            raise ValueError(
-                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
-            )
         return Batch(rows, labels, w, upper_bounds(labels, w, self._C))
 
-    def _check_single(self, x: Any, y: Any) -> Batch | None:
-        """Check a single sample in the usual types with few operations; None if it needs :meth:`_check`."""
-        if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
-            return None
-        if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
-            return None
-        if x.shape != (1, self._solver.rows.gram.x.shape[1]) or y.shape != (1,) or x.layout is not torch.strided:
-            return None
-        if self.device.type != "cpu" or y.device.type != "cpu":
-            return None
-        x, label = x.detach(), y.item()
-        if label not in (0, 1) or not math.isfinite(x.numpy().sum()):
-            return None
-        return Batch(x, 2.0 * label - 1.0, 1.0, self._C[int(label)])
-
-    def _labels(self, y: Any, count: int) -> Any:
-        """Check labels 0 or 1 and return them as an array of -1, +1."""
-        y = checks.as_tensor(y, "y", self.device)
-        if y.shape != (count,):
-            raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
-        if y.numel() and y.dtype not in checks.INTEGER_DTYPES and y.dtype != torch.bool:
-            raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
-        labels = y.cpu().numpy().astype(np.float64)
-        if not ((labels == 0) | (labels == 1)).all():
-            low, high = int(labels.min()), int(labels.max())
-            raise ValueError(
-                f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
-            )
-        return labels * 2.0 - 1.0
-
-    def _gram(self, K: Any) -> Tensor:
-        """Check a Gram matrix (n, n)."""
-        gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
-        if len(gram) != self.n or not bool(torch.allclose(gram, gram.T, rtol=1e-9, atol=1e-12)):
-            raise ValueError(f"a Gram matrix must be symmetric, of shape ({self.n}, {self.n}); got {tuple(gram.shape)}")
-        return (gram + gram.T) * 0.5
+    def _labels(self, y: Any, x: Tensor) -> Any:
+        """Check the labels 0 or 1 of rows x (B, J) and return them as an array of -1, +1."""
+        return 2.0 * np.array(input_checks.labels(y, x, 2).tolist(), dtype=np.float64) - 1.0
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -849,18 +786,8 @@ class IncrementalSVM(nn.Module):
 
     def _known_ids(self, ids: Any) -> list[int]:
         """Return ids as a list. Raises RemovalError for an id that is neither in the machine nor forgotten."""
-        if ids is None:
-            return []
-        wanted = checks.id_list(ids)
         where = self._solver.samples.where
-        unknown = [i for i in wanted if i not in where and i not in self._dropped]
-        if unknown:
-            raise RemovalError(
-                f"{len(unknown)} id(s) are not held, the first is {unknown[0]!r}; ids come from add, and end with remove"
-            )
-        if len(set(wanted)) < len(wanted):
-            raise RemovalError("an id is given twice: each sample can be removed once")
-        return wanted
+        return input_checks.known_ids(ids, where.keys() | self._dropped if self._dropped else where)
 
     def _require_rows(self, wanted: list[int]) -> None:
         """Raise ValueError if any of these samples has been forgotten."""
@@ -968,3 +895,12 @@ def _bounds(C: Any) -> tuple[float, float]:
         return checks.positive(C[0], "C"), checks.positive(C[1], "C")
     C = checks.positive(C, "C")
     return C, C
+
+
+def _require_symmetric(K: Tensor) -> None:
+    """Raise ValueError unless these precomputed values, among some samples, are symmetric."""
+    if K.shape[0] != K.shape[1] or not bool(torch.allclose(K, K.T, rtol=1e-9, atol=1e-12)):
+        raise ValueError(
+            "precomputed values among samples must be symmetric (in add, the last B columns of (B, n + B)), got shape "
+            f"{tuple(K.shape)}"
+        )

@@ -95,7 +95,7 @@ def _exchange(
     slots = margin.slots()
     slots = slots[np.isin(margin.at[slots], out)]
     leaving, left = margin.at[slots], margin.QS[slots]
-    entering = rows.rows_of(into)
+    entering = rows.block(into)
     spanned = np.zeros(s.capacity, dtype=bool)
     if len(out) or len(into):
         rejected = margin.exchange(out, into, entering)

@@ -28,9 +28,9 @@ class Batch(NamedTuple):
     """New samples that have passed the input checks."""
 
     x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
-    y: Array  # (B,) -1, +1, or a number for a single one
-    weight: Array  # (B,) or a number
-    u: Array  # (B,) or a number
+    y: Array  # (B,) -1, +1
+    weight: Array  # (B,)
+    u: Array  # (B,)
 
 
 class Samples:

@@ -302,23 +302,8 @@ class PathSolver:
         if ActiveSet(self.samples, self.rows, self.margin, self.path, self.check_optimality).run(alpha, b):
             self._recompute_rest()
             self._correct()
-            self._rebalance()
             return self.check_optimality()
         return OptimalityCheck(NO_POSITIONS, False, np.inf)
-
-    def _rebalance(self) -> None:
-        """Add sum y alpha, if it exceeds rounding, to the margin vector of the smallest K_ii that has room for it."""
-        s, margin = self.samples, self.margin
-        slots, excess = margin.slots(), float(s.y @ s.alpha)
-        if abs(excess) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
-            return
-        a = margin.a[slots] - s.y[margin.at[slots]] * excess
-        fits = np.flatnonzero((a >= 0.0) & (a <= margin.upper[slots]))
-        if len(fits):
-            k = int(fits[s.root[margin.at[slots[fits]]].argmin()])
-            margin.a[slots[k]] = a[k]
-            margin.write_alpha()
-            self.margin.compute_g()
 
     def _feasible_alpha(self) -> Array:
         """Return the present coefficients, in their box and balanced, without those of samples that are removed."""
@@ -528,7 +513,7 @@ class PathSolver:
     def resume(self, margin: Array, b: float) -> None:  # (s,) positions
         """Continue from saved coefficients and sets. If they do not pass the certificate, solve starting from these sets."""
         s = self.samples
-        self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
+        self.margin.set_members(margin, s.alpha[margin], b, self.rows.block(margin))
         self._recompute_rest()
         self.margin.compute_g()
         if s.has_both_classes() and not self.check_optimality().holds:
@@ -579,4 +564,4 @@ class PathSolver:
         if before.state is not None:
             self.margin.set_state(before.state)
         else:
-            self.margin.set_members(before.margin, before.a, before.b, self.rows.rows_of(before.margin))
+            self.margin.set_members(before.margin, before.a, before.b, self.rows.block(before.margin))

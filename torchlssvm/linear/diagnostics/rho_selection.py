@@ -60,26 +60,30 @@ def rho_path(
     parts = problems(view)
     samples = None if x is None else check_all(view, x, y, weight)
     check_question(view, method, samples, score)
-    main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
-    values = check_values(rhos, main, view)
-    dof = None
+    values = check_values(rhos, view)
     if method == "gcv":
-        errors, total = torch.zeros_like(values), 0.0
-        for part in (p for p in parts if p.total > 0):  # one decomposition at a time: there may be thousands of pairs
-            own = main or part.spectrum(part.class_weights())
-            found, dof = own.gcv(values)
-            if main is not None or bool(found.isfinite().any()):  # else a pair too small to tell
-                errors += own.n * found
-                total += own.n
-        errors, dof = errors / total if total else errors + torch.inf, None if main is None else dof
-    elif method == "loo":
+        errors, dof = gcv_errors(parts, values)
+        return RhoPath(best_of(values, errors), values, errors, dof, method)
+    main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
+    if method == "loo":
         assert samples is not None
         errors = leave_one_out_errors(parts, samples, values, main, score)
     else:
         errors = fold_errors(parts, values, samples, ids, score)
-    if main is not None and dof is None:
-        dof = main.dof(values)
-    return RhoPath(best_of(values, errors), values, errors, dof, method)
+    return RhoPath(best_of(values, errors), values, errors, None if main is None else main.dof(values), method)
+
+
+def gcv_errors(parts: list[Problem], rhos: Tensor) -> tuple[Tensor, Tensor | None]:
+    """GCV (r,), the mean over pairs by their samples, and degrees of freedom (r,) if there is one system."""
+    if len(parts) == 1:
+        return parts[0].gcv(rhos)
+    errors, total = torch.zeros_like(rhos), 0.0
+    for part in (p for p in parts if p.total > 0):
+        found, _ = part.gcv(rhos)
+        if bool(found.isfinite().any()):  # else a pair too small to tell
+            errors += part.total * found
+            total += part.total
+    return errors / total if total else errors + torch.inf, None
 
 
 def check_question(view: HeadView, method: str, samples: SampleChange | None, score: str) -> None:
@@ -111,11 +115,9 @@ def best_of(values: Tensor, errors: Tensor) -> float:
     return float(values[finite][errors[finite] == least].amax())
 
 
-def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
+def check_values(rhos: Any, view: HeadView) -> Tensor:
     """rhos (r,): finite and > 0. None: 100 values around the scale of the data."""
     if rhos is None:
-        if main is not None:
-            return default_values(main.s, len(main.s))
         stats = view.statistics
         m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.functional.spectrum import Spectrum, spectrum
+from torchlssvm.functional.spectrum import LARGE_FEATURES, Spectrum, gcv_by_band, spectrum
 from torchlssvm.functional.whitened import Whitened, inverse_lower, joint_change
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import resolve_rule
@@ -367,6 +367,16 @@ class Problem:
         standard = view.standard if mine else standardization(stats)
         m = normal.moments(stats, view.units, view.intercept, weights, self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
+
+    def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
+        """Generalized cross-validation (r,) and degrees of freedom (r,) for each value of rho. rhos: (r,)."""
+        view, weights = self.view, self.class_weights()
+        if LARGE_FEATURES <= view.in_features < self.total - 2:
+            m = normal.moments(view.statistics, view.units, view.intercept, weights, self.pair, view.standard)
+            found = gcv_by_band(m.G, m.rhs, m.T, m.weight, self.total, rhos)
+            if found is not None:
+                return found
+        return self.spectrum(weights).gcv(rhos)
 
 
 def counts_after(change: SampleChange, counts: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Input checks of the kernel machines, which run before any state changes."""
+"""Input checks of machines with a kernel, which run before any state changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.kernels import Kernel
+from torchlssvm.kernels.base import Kernel
 
 
 def samples(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tensor:
