@@ -45,7 +45,9 @@ def main() -> None:
             clf.remove(subject="u7")
         held, test = len(clf.store), len(y) - n
         ece = expected_calibration_error(clf.predict_proba(x[n:]), y[n:])
-        print(f"{when} the erasure: {held} samples, {test} test samples, accuracy {clf.score(x[n:], y[n:]):.3f}, ECE {ece:.3f}")
+        print(
+            f"{when} the erasure: {held} samples, {test} test samples, accuracy {clf.score(x[n:], y[n:]):.3f}, ECE {ece:.3f}"
+        )
         for level in (0.8, 0.9, 0.95, 0.99):
             sets = clf.predict_set(x[n:], level)
             covered = float(sets.gather(1, y[n:, None]).double().mean())

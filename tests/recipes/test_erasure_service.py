@@ -463,9 +463,8 @@ def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -
 
 
 @pytest.mark.slow  # a measurement: it needs cores that nobody else uses
-def test_predictions_stay_fast_while_people_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    benchmark = importlib.import_module("benchmarks.erasure_service")
+def test_predictions_stay_fast_while_people_are_erased(load_recipe: Any) -> None:
+    benchmark = load_recipe("benchmarks.erasure_service")
     found = benchmark.main([])
     assert found["erasures"] >= 10
     assert found["ratio"] <= benchmark.ASKED
