@@ -179,51 +179,33 @@ def from_scores(
 
     Labels (n, K), bool, rank pairs of a sample and a label.
     """
-    if labels.dtype == torch.bool and labels.shape == scores.shape:
-        return _rank_pairs(scores, labels, ids, classes)
-    if labels.ndim == 2:
+    pairs = labels.dtype == torch.bool and labels.shape == scores.shape
+    if labels.ndim == 2 and not pairs:
         raise ValueError(
             'label errors need labels (n,), or targets="multilabel"; numbers have none: rank the residuals '
             "y - head.leave_one_out(x, y) instead"
         )
-    if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != scores.shape[:1] or labels.is_floating_point():
+    fits = scores.ndim == 2 and scores.shape[1] >= 2 and labels.shape == scores.shape[:1]
+    if not pairs and (not fits or labels.is_floating_point()):
         raise ValueError(
             f"needed: scores (n, K >= 2) and integer labels (n,); got {tuple(scores.shape)} and {tuple(labels.shape)}, "
             f"{labels.dtype}"
         )
     names = _names(ids, labels)
-    labels = labels.to(torch.int64)
-    margin = margins(scores, labels)
+    labels = labels if pairs else labels.to(torch.int64)
+    margin = torch.where(labels, scores, -scores) if pairs else margins(scores, labels)
+    order, K = margin.flatten().argsort(stable=True), scores.shape[1]
     probabilities = scores
     if len(labels):
-        probabilities = fit(scores, labels, torch.ones_like(margin), None)(scores)
-    return LabelErrors(
+        probabilities = fit(scores, labels, torch.ones_like(scores[:, 0]), None)(scores)
+    return (LabelPairErrors if pairs else LabelErrors)(
         labels=labels,
         scores=scores,
         margins=margin,
-        order=margin.argsort(stable=True),
-        proposed=scores.argmax(1),
+        order=torch.stack([order // K, order % K], 1) if pairs else order,
+        proposed=scores > 0 if pairs else scores.argmax(1),
         pred_probs=probabilities.cpu().numpy(),
         ids=names,
-        classes=None if classes is None else tuple(classes),
-    )
-
-
-def _rank_pairs(
-    scores: Tensor, labels: Tensor, ids: Sequence[Any] | None, classes: Sequence[Any] | None
-) -> LabelPairErrors:
-    margin = torch.where(labels, scores, -scores)
-    order = margin.flatten().argsort(stable=True)
-    K = scores.shape[1]
-    probabilities = scores if not len(labels) else fit(scores, labels, torch.ones_like(scores[:, 0]), None)(scores)
-    return LabelPairErrors(
-        labels=labels,
-        scores=scores,
-        margins=margin,
-        order=torch.stack([order // K, order % K], 1),
-        proposed=scores > 0,
-        pred_probs=probabilities.cpu().numpy(),
-        ids=_names(ids, labels),
         classes=None if classes is None else tuple(classes),
     )
 
