@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 from torchlssvm.functional import checks, gram, sparse_rows
 from torchlssvm.functional.device_products import require_exact_products
 from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
-from torchlssvm.statistics.batch import RowObserver
+from torchlssvm.statistics.batch import SampleBatch
 
 PRODUCT_ROWS = 1024
 """Most rows that wait, and fewest rows in one product if it stays exact. Products of this size run at full speed."""
@@ -36,56 +35,6 @@ DIRECT_NUMBERS = 2**24
 """Numbers (128 MiB) of a group beyond which products are added strip by strip, to avoid a second array of that size."""
 
 _carrying = threading.Lock()  # held while a thread adds to canonical sums
-
-
-@dataclass
-class SignedRows:
-    """Signed rows to be summed: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
-
-    One-hot side columns may be given as their labels z (B,). ``codes`` are group codes (B,) on the host, or None for one group.
-    ``mult`` are multiplicities (B,), or None.
-
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity. ``gross`` is their sum. ``sign``
-    is +1 or -1. ``observer`` is called with the rows on the grid.
-    """
-
-    x: Tensor
-    z: Tensor
-    codes: NDArray[np.int64] | None
-    mult: Tensor | None
-    bounds: NDArray[np.float64]
-    gross: float
-    sign: int
-    observer: RowObserver | None = None
-
-    def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
-        """Write the side columns of some rows. out: (b, R)."""
-        z = self.z[pick]
-        if z.ndim == 2:
-            out.copy_(z)
-        else:
-            out.zero_().scatter_(1, z[:, None], 1.0)
-
-    def part(self, some: slice, x: Tensor) -> SignedRows:
-        """Some of the rows, with their dense form x (b, J)."""
-        seen, start = self.observer, some.start
-
-        def observe(pick: slice | Tensor, rows: Tensor) -> None:
-            assert seen is not None
-            inner = pick if isinstance(pick, Tensor) else torch.arange(len(x), device=x.device)[pick]
-            seen(inner + start, rows)
-
-        bounds = self.bounds[some]
-        return SignedRows(
-            x, self.z[some], None if self.codes is None else self.codes[some],
-            None if self.mult is None else self.mult[some], bounds, float(bounds.sum()), self.sign,
-            None if seen is None else observe,
-        )  # fmt: skip
-
-    @property
-    def factor(self) -> Tensor | float:
-        """The multiplicities times the sign."""
-        return float(self.sign) if self.mult is None else self.mult * self.sign
 
 
 def split_runs(bounds: NDArray[np.float64], chunk: int = PRODUCT_ROWS) -> list[tuple[int, int]]:
@@ -156,19 +105,24 @@ class FloatSums:
 
 
 class Accumulator:
-    """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum."""
+    """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum.
+
+    The side columns z are [1, targets] or one-hot labels, or 1 if each class has sums of its own.
+    """
 
     def __init__(
         self,
         J: int,
         R: int,
         groups: int,
+        per_class: bool,
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
     ):
         """Start at zero. J features, R side columns; ``exact``: rows are integers."""
-        self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
+        self.J, self.R, self.groups, self.per_class = J, R, groups, per_class
+        self.exact, self.device, self.quantize = exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
         if exact and device.type not in ("cpu", "meta"):
             require_exact_products(device)
@@ -184,67 +138,83 @@ class Accumulator:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def append(self, changes: list[SignedRows]) -> list[Tensor] | None:
+    def write_side(self, batch: SampleBatch, pick: slice | Tensor, out: Tensor) -> None:
+        """Write the side columns of some rows. out: (b, R)."""
+        if batch.targets is not None:
+            out[:, 0] = 1.0
+            out[:, 1:] = batch.targets[pick]
+        elif self.per_class:
+            out.fill_(1.0)
+        else:
+            assert batch.labels is not None
+            out.zero_().scatter_(1, batch.labels[pick][:, None], 1.0)
+
+    def append(self, changes: list[tuple[SampleBatch, int]]) -> list[Tensor] | None:
         """Put a few rows into the tail and return views of their features. For more rows, do nothing and return None."""
-        rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
+        rows = sum(len(batch) for batch, _ in changes)
+        bound = sum(batch.gross for batch, _ in changes) if self.exact else float(rows)
         # 256 rows: a larger change fills a product of its own
-        if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
+        if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(batch.x.is_sparse for batch, _ in changes):
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
         buffer, views = self._room().rows, []
-        for change in changes:
-            start, stop = self._length, self._length + change.x.shape[0]
-            q = buffer[start:stop, : self.J]
-            self.quantize(change.x, q, None)
-            if change.observer is not None:
-                change.observer(slice(None), q)
-            change.write_side(buffer[start:stop, self.J :], slice(None))
-            self._factors[start:stop] = change.factor
-            if change.codes is not None:
-                self._codes[start:stop] = change.codes
+        for batch, sign in changes:
+            start, stop = self._length, self._length + len(batch)
+            q, codes = buffer[start:stop, : self.J], batch.codes(self.per_class)
+            self.quantize(batch.x, q, None)
+            if batch.observer is not None:
+                batch.observer(slice(None), q)
+            self.write_side(batch, slice(None), buffer[start:stop, self.J :])
+            self._factors[start:stop] = sign if batch.mult is None else batch.mult * sign
+            if codes is not None:
+                self._codes[start:stop] = codes
             self._length = stop
-            self._tail_bound += change.gross
             views.append(q)
+        self._tail_bound += bound
         self.incomplete = True
         return views
 
-    def push(self, change: SignedRows) -> None:
+    def push(self, batch: SampleBatch, sign: int) -> None:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
-        if change.x.is_sparse:
-            self._push_sparse(change)
+        if batch.x.is_sparse:
+            self._push_sparse(batch, sign)
             return
-        with threads_for(2.0 * len(change.x) * self.J**2):
-            if change.codes is None:
-                self._push_group(0, change, None, change.bounds)
+        codes = batch.codes(self.per_class)
+        with threads_for(2.0 * len(batch) * self.J**2):
+            if codes is None:
+                self._push_group(0, batch, sign, None, batch.bounds)
             else:
-                for group, index, place in self._by_group(change.codes):
-                    self._push_group(group, change, index, change.bounds[place])
+                for group, index, place in self._by_group(codes):
+                    self._push_group(group, batch, sign, index, batch.bounds[place])
             if self._floats is not None:
                 for used in (self._floats.rows, self._floats.scratch):
-                    used[: len(change.x)].zero_()
+                    used[: len(batch)].zero_()
 
-    def _push_sparse(self, change: SignedRows) -> None:
+    def _push_sparse(self, batch: SampleBatch, sign: int) -> None:
         """Sum sparse rows directly into the canonical sums. Rows with many entries become dense, one block at a time."""
-        if change.x.values().numel() > change.x.numel() / 32:  # dense products are faster (measured: from 0.03)
-            for some, part in sparse_rows.dense_parts(change.x, PRODUCT_ROWS):
-                self.push(change.part(some, part))
+        x, values = batch.x, batch.x.values()
+        if values.numel() > x.numel() / 32:  # dense products are faster (measured: from 0.03)
+            for some, part in sparse_rows.dense_parts(x, PRODUCT_ROWS):
+                self.push(batch.pick(np.arange(some.start, some.stop), part), sign)
             return
-        q = torch.empty(change.x.values().shape, dtype=torch.float64, device=self.device)
-        self.quantize(change.x.values(), q, None)
-        if change.observer is not None:
-            change.observer(slice(None), sparse_rows.with_values(change.x, q))
-        index, columns = change.x.indices()
-        factor = change.factor
-        scaled = q * (factor[index] if isinstance(factor, Tensor) else factor)
-        codes = (
-            None if change.codes is None else torch.from_numpy(change.codes).to(self.device, non_blocking=True)[index]
-        )
-        for group in [0] if change.codes is None else np.unique(change.codes).tolist():
-            own = slice(None) if codes is None else codes == group
+        q = torch.empty(values.shape, dtype=torch.float64, device=self.device)
+        self.quantize(values, q, None)
+        if batch.observer is not None:
+            batch.observer(slice(None), sparse_rows.with_values(x, q))
+        index, columns = x.indices()
+        scaled = q * (sign if batch.mult is None else (batch.mult * sign)[index])
+        z = batch.labels
+        if z is None or self.per_class:
+            z = torch.empty(len(batch), self.R, dtype=torch.float64, device=self.device)
+            self.write_side(batch, slice(None), z)
+        codes = batch.codes(self.per_class)
+        places = None if codes is None else torch.from_numpy(codes).to(self.device, non_blocking=True)[index]
+        for group in [0] if codes is None else np.unique(codes).tolist():
+            own = slice(None) if places is None else places == group
             entries = (index[own], columns[own], q[own], scaled[own])
-            sparse_rows.add_products_(self.canonical(int(group)), *entries, change.z, self.J, self.R)
+            sparse_rows.add_products_(self.canonical(group), *entries, z, self.J, self.R)
 
     def _by_group(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
         """The row numbers of each group that has rows, on the device (None: all rows) and on the host.
@@ -260,28 +230,30 @@ class Accumulator:
         parts = torch.from_numpy(order).to(self.device, non_blocking=True).split(sizes[present].tolist())
         yield from zip(present, parts, np.split(order, np.cumsum(sizes[present])[:-1]), strict=True)
 
-    def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
-        runs, add = split_runs(bounds, self.chunk), partial(self._add_runs, group, change, index, bounds)
+    def _push_group(
+        self, group: int, batch: SampleBatch, sign: int, index: Tensor | None, bounds: NDArray[np.float64]
+    ) -> None:
+        runs, add = split_runs(bounds, self.chunk), partial(self._add_runs, group, batch, sign, index, bounds)
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
             share_out(lambda some: add(FloatSums(self), some).carry(), runs, self.device)
         else:
             add(self._room(), iter(runs))
 
     def _add_runs(
-        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], floats: FloatSums,
-        runs: Iterator[tuple[int, int]],
+        self, group: int, batch: SampleBatch, sign: int, index: Tensor | None, bounds: NDArray[np.float64],
+        floats: FloatSums, runs: Iterator[tuple[int, int]],
     ) -> FloatSums:  # fmt: skip
         """Put runs of rows on the grid and add them to the group's sums. index: (n,), the rows of the group; None: all."""
         for a, b in runs:
             pick, rows = slice(a, b) if index is None else index[a:b], floats.rows[: b - a]
-            part = change.x[pick]
+            part = batch.x[pick]
             with threads_for(PASS_WORK * part.numel()):
                 self.quantize(part, rows[:, : self.J], floats.scratch)
-                if change.observer is not None:
-                    change.observer(pick, rows[:, : self.J])
-            change.write_side(rows[:, self.J :], pick)
-            by = None if change.mult is None else change.mult[pick]
-            floats.add(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+                if batch.observer is not None:
+                    batch.observer(pick, rows[:, : self.J])
+            self.write_side(batch, pick, rows[:, self.J :])
+            by = None if batch.mult is None else batch.mult[pick]
+            floats.add(group, rows, by, float(sign), float(bounds[a:b].sum()))
         return floats
 
     def _room(self) -> FloatSums:

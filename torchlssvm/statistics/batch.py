@@ -50,7 +50,7 @@ class SampleBatch:
     ``ids`` are the ids of the rows, if given. ``observer`` is called with the rows on the grid when they are summed. These
     values are on the host: ``bounds`` (B,) limits what each row adds to any sum, in steps squared (ones without a grid).
     ``gross`` is this limit for all rows. ``size`` is the total weight. ``host_labels`` and ``host_folds`` (B,) are labels and
-    folds.
+    folds. There are ``classes`` of them.
     """
 
     x: Tensor
@@ -66,10 +66,33 @@ class SampleBatch:
     observer: RowObserver | None = None
     host_labels: NDArray[np.int64] | None = None
     host_folds: NDArray[np.int64] | None = None
+    classes: int = 0
 
     def __len__(self) -> int:
         """The number of rows."""
         return int(self.x.shape[0])
+
+    def codes(self, per_class: bool) -> NDArray[np.int64] | None:
+        """The group of each row (B,) on the host: its fold, its class or both; None if there is one group."""
+        if not per_class:
+            return self.host_folds
+        assert self.host_labels is not None
+        return self.host_labels if self.host_folds is None else self.host_folds * self.classes + self.host_labels
+
+    def pick(self, rows: NDArray[np.int64], x: Tensor | None = None) -> SampleBatch:
+        """The batch of some rows, by their numbers (b,). x: (b, J), these rows, if they are at hand."""
+        here, observer = torch.from_numpy(rows).to(self.x.device), self.observer
+        tensors = {name: getattr(self, name) for name in ("labels", "targets", "mult", "folds")}
+        arrays = {name: getattr(self, name) for name in ("bounds", "host_labels", "host_folds")}
+        some: dict[str, Any] = {name: value[here] for name, value in tensors.items() if value is not None}
+        some |= {name: value[rows] for name, value in arrays.items() if value is not None}
+        return replace(
+            self,
+            x=pick_rows(self.x, here) if x is None else x,
+            ids=None if self.ids is None else [self.ids[i] for i in rows],
+            observer=None if observer is None else lambda part, q: observer(here[part], q),
+            **some,
+        )
 
 
 class HostFacts(NamedTuple):
@@ -172,7 +195,7 @@ def check_batch(
     batch = SampleBatch(
         x, labels, targets, mult, None if folds is None else torch.from_numpy(folds).to(x.device), bounds, size,
         float(bounds.sum()) if stats.exact else largest**2 * size, choices, ids,
-        host_labels=facts.labels, host_folds=folds,
+        host_labels=facts.labels, host_folds=folds, classes=stats.num_classes,
     )  # fmt: skip
     return _split_heavy(batch) if stats.exact else batch
 
@@ -291,19 +314,8 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
     index = np.repeat(np.arange(len(batch)), count)
     place = np.arange(len(index)) - (np.cumsum(count) - count)[index]
     share = weight[index] // parts[index] + (place < weight[index] % parts[index])
-    pick = torch.from_numpy(index).to(batch.x.device)
-    return replace(
-        batch,
-        x=pick_rows(batch.x, pick),
-        labels=None if batch.labels is None else batch.labels[pick],
-        targets=None if batch.targets is None else batch.targets[pick],
-        folds=None if batch.folds is None else batch.folds[pick],
-        mult=torch.from_numpy(share).to(batch.x.device),
-        bounds=(batch.bounds / np.maximum(weight, 1))[index] * share,
-        ids=None if batch.ids is None else [batch.ids[i] for i in index],
-        host_labels=None if batch.host_labels is None else batch.host_labels[index],
-        host_folds=None if batch.host_folds is None else batch.host_folds[index],
-    )
+    bounds = (batch.bounds / np.maximum(weight, 1))[index] * share
+    return replace(batch.pick(index), mult=torch.from_numpy(share).to(batch.x.device), bounds=bounds)
 
 
 def signed_samples(add: Any, remove: Any, ids: bool = True) -> list[tuple[tuple[Any, ...], int]]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.canonical_json import canonical
@@ -23,7 +24,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
+from torchlssvm.statistics.accumulator import Accumulator, bound_sums, split_runs
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
@@ -199,7 +200,7 @@ class Statistics:
             if self.moments.shape != shape:
                 self.moments = self.zero_moments(choices.kind)
             self.accumulator = Accumulator(
-                self.in_features, R, groups, self.exact, self.device,
+                self.in_features, R, groups, self.per_class, self.exact, self.device,
                 _copy if choices.grid is None else choices.grid.quantize,
             )  # fmt: skip
         return self.accumulator
@@ -469,14 +470,13 @@ class Statistics:
         moments = self.moments_after(changes, first.choices)
         if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
             self.check_counts(moments)
-        rows = [self.signed_rows(b, s) for b, s in changes]
-        self._require_memory(rows, first.choices.kind)
+        self._require_memory([b.codes(self.per_class) for b, _ in changes], first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
-            views = sums.append(rows)
+            views = sums.append(changes)
             if views is None:
-                for r in rows:
-                    sums.push(r)
+                for batch, sign in changes:
+                    sums.push(batch, sign)
             self.moments = moments
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
@@ -519,20 +519,20 @@ class Statistics:
         ):
             raise checks.removal_error("the sums of targets would not be positive semidefinite")
 
-    def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
-        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""
-        known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
-        new: set[int] = set()
-        for r in rows:
-            new |= {0} if r.codes is None else set(np.unique(r.codes).tolist())
-        new -= set(known)
+    def _require_memory(self, codes: list[NDArray[np.int64] | None], kind: str | None) -> None:
+        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve.
+
+        codes: the groups of rows (B,), or None for one group.
+        """
+        groups = {g for some in codes for g in ([0] if some is None else np.unique(some).tolist())}
+        new = groups - (set() if self.accumulator is None else set(self.accumulator.sums))
         if not new:
             return
         square = self.in_features**2 if self.accumulator is None else 0
-        groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
+        what = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
         require_memory(
             8 * (self.packed_length(kind) * len(new) + square), self.device,
-            f"{groups} of {self.in_features} features, to be kept and solved,",
+            f"{what} of {self.in_features} features, to be kept and solved,",
             "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
         )  # fmt: skip
 
@@ -549,7 +549,8 @@ class Statistics:
             return moments.view(F, K)
         moments = self.moments.clone() if self.moments.ndim == 3 else self.zero_moments("values")
         for b, s in changes:
-            z = self._values(b)
+            assert b.targets is not None
+            z = torch.nn.functional.pad(b.targets, (1, 0), value=1.0)  # [1, t], (B, K+1)
             scaled = z if b.mult is None else z * b.mult[:, None]
             for start, stop in split_runs(b.bounds):
                 part, by = z[start:stop], scaled[start:stop]
@@ -557,26 +558,6 @@ class Statistics:
                     one = part if b.folds is None else part * (b.folds[start:stop] == fold)[:, None]
                     moments[fold] += (one.mT @ by).to(dtype) * s
         return moments
-
-    @staticmethod
-    def _values(batch: SampleBatch) -> Tensor:
-        """Return [1, t] (B, K+1) of float targets."""
-        assert batch.targets is not None
-        return torch.nn.functional.pad(batch.targets, (1, 0), value=1.0)
-
-    def signed_rows(self, b: SampleBatch, sign: int) -> SignedRows:
-        """Return checked samples with the groups and side columns of their sums."""
-        K = self.num_classes
-        gross = b.gross if self.exact else float(len(b))
-        side, codes = b.labels, b.host_folds
-        if b.labels is None:
-            side = self._values(b)
-        elif self.per_class:
-            assert b.host_labels is not None
-            codes = b.host_labels if b.host_folds is None else b.host_folds * K + b.host_labels
-            side = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
-        assert side is not None
-        return SignedRows(b.x, side, codes, b.mult, b.bounds, gross, sign, b.observer)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 for samples not held."""

@@ -69,11 +69,11 @@ class SumCheck:
         if not len(batch):
             return
         self.counted.moments = self.counted.moments_after([(batch, 1)], s.choices)
-        q, rows = s.grid.quantize(batch.x), s.signed_rows(batch, 1)
-        z = torch.empty(len(q), self.right.shape[1] - s.in_features, dtype=torch.float64, device=s.device)
-        rows.write_side(z, slice(None))
-        groups = torch.zeros(len(q), dtype=torch.int64) if rows.codes is None else torch.from_numpy(rows.codes)
-        groups = groups.to(s.device)
+        assert s.accumulator is not None
+        q, codes = s.grid.quantize(batch.x), batch.codes(s.per_class)
+        z = torch.empty(len(q), s.accumulator.R, dtype=torch.float64, device=s.device)
+        s.accumulator.write_side(batch, slice(None), z)
+        groups = torch.from_numpy(np.zeros(len(q), np.int64) if codes is None else codes).to(s.device)
         for group in torch.unique(groups).tolist():
             mine = slice(None) if self.groups == 1 else groups == group
             both = torch.cat([q[mine], z[mine]], 1)
