@@ -379,7 +379,7 @@ class LSSVMHead(LinearHead):
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared", apply: bool = True,
     ) -> RhoPath:  # fmt: skip
-        """Choose rho and apply it. One eigendecomposition is enough for all values.
+        """Choose rho and apply it. One decomposition is enough for all values.
 
         Args:
             rhos: values > 0. None tries 100 values around the scale of the data.

@@ -747,9 +747,9 @@ class IncrementalSVM(nn.Module):
         labels = self._labels(y, rows)
         w = np.ones(len(labels))
         if weight is not None:
-            given = checks.weights(weight, rows)
-            assert given is not None
-            w = given.cpu().numpy().copy()
+            factors = checks.weights(weight, rows)
+            assert factors is not None
+            w = factors.cpu().numpy().copy()
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
         return Batch(rows, labels, w, upper_bounds(labels, w, self._C))
