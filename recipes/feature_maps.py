@@ -8,7 +8,7 @@
     python recipes/feature_maps.py --only removal                 # one user of 50 pictures leaves a head on all layers
     python recipes/feature_maps.py --only fewshot                 # a map learned with the head, 20 new classes of CIFAR-100
     python recipes/feature_maps.py --only finetune --data cifar100   # 8 epochs of all layers: the line to reach
-    python recipes/feature_maps.py --only figure                  # accuracy against columns, from the tables printed before
+    python recipes/feature_maps.py --only figure                  # accuracy against columns and seconds, from earlier tables
 
 Data and weights are read from the folder that TORCHLSSVM_DATA names. Each row uses the test set once. rho is chosen by
 generalized cross-validation or leave-one-out, and everything else is fixed beforehand. You need torchvision and scikit-learn,
@@ -265,10 +265,10 @@ def cifar(o: argparse.Namespace, data: str) -> None:
         made = pooled_cifar(data, size, o.cache)
         x = made.columns(wanted, pool, most, views)
         found, times = head_accuracy(x, made.n, made.y, scale)
+        times["forward"] = made.seconds * views * made.n / len(made.y)
         rows.append({"what": what, "size": size, "columns": x.shape[1], "accuracy": found, "times": times})
         cost = ", ".join(f"{name} {value:.3g}" for name, value in times.items())
         print(f"{data}, {what}, {'+'.join(pool)}, {size} px, J = {x.shape[1]}: {found:.1f} % ({cost})", flush=True)
-        print(f"  forward pass, one view of 12,000 pictures: {made.seconds:.0f} s", flush=True)
         save_results(o, data, rows)
 
 
@@ -546,7 +546,7 @@ FINETUNED = {"cifar10": 91.4}
 
 
 def figure(o: argparse.Namespace) -> None:
-    """Accuracy against columns of the CIFAR tables, with fine-tuning as the line to reach."""
+    """Accuracy against columns, and against processor seconds, of the CIFAR tables, with fine-tuning as the line to reach."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -554,11 +554,13 @@ def figure(o: argparse.Namespace) -> None:
 
     results = json.loads((o.cache / "feature_maps_results.json").read_text())
     shown = [data for data in ("cifar10", "cifar100") if data in results]
-    _, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
-    for ax, data in zip(axes[0], shown, strict=True):
-        line = results.get(f"finetune_{data}", [{"accuracy": FINETUNED.get(data)}])[-1]["accuracy"]
-        if line is not None:
-            ax.axhline(line, color="0.4", linestyle="--", label=f"fine-tuning all layers, {line:.1f} %")
+    _, axes = plt.subplots(2, len(shown), figsize=(4.6 * len(shown), 7.0), squeeze=False, layout="constrained")
+    for (by_columns, by_seconds), data in zip(axes.T, shown, strict=True):
+        epochs = results.get(f"finetune_{data}", [{"accuracy": FINETUNED.get(data)}])
+        if epochs[-1]["accuracy"] is not None:
+            for ax in (by_columns, by_seconds):
+                line = epochs[-1]["accuracy"]
+                ax.axhline(line, color="0.4", linestyle="--", label=f"fine-tuning all layers, {line:.1f} %")
         for what, marker in (
             ("last layer", "s"),
             ("every block", "^"),
@@ -566,17 +568,28 @@ def figure(o: argparse.Namespace) -> None:
             ("all layers, mirror image", "o"),
         ):
             for size, colour in ((96, "tab:blue"), (160, "tab:orange")):
-                points = [
-                    (r["columns"], r["accuracy"]) for r in results[data] if (r["what"], r["size"]) == (what, size)
-                ]
-                if points:
-                    ax.plot(*zip(*sorted(points), strict=True), marker=marker, color=colour, label=f"{what}, {size} px")
-        ax.set(xscale="log", xlabel="columns", ylabel="test accuracy, %", title=data.replace("cifar", "CIFAR-"))
-        ax.set_xticks([1280, 2048, 4096, 8192], ["1,280", "2,048", "4,096", "8,192"], minor=False)
-        ax.minorticks_off()
-        ax.legend(fontsize=7)
+                found = [row for row in results[data] if (row["what"], row["size"]) == (what, size)]
+                found.sort(key=lambda row: row["columns"])
+                if not found:
+                    continue
+                style = {"marker": marker, "color": colour, "label": f"{what}, {size} px"}
+                accuracy = [row["accuracy"] for row in found]
+                by_columns.plot([row["columns"] for row in found], accuracy, **style)
+                by_seconds.plot([seconds_of(row["times"]) for row in found], accuracy, **style)
+        by_columns.set(xscale="log", xlabel="columns", title=data.replace("cifar", "CIFAR-"))
+        by_columns.set_xticks([1280, 2048, 4096, 8192], ["1,280", "2,048", "4,096", "8,192"], minor=False)
+        by_columns.minorticks_off()
+        by_seconds.set(xscale="log", xlabel="processor seconds: network, sums, choice of rho and solve")
+        for ax in (by_columns, by_seconds):
+            ax.set_ylabel("test accuracy, %")
+            ax.legend(fontsize=7)
     plt.savefig(o.figure, dpi=130)
     print(f"written: {o.figure}")
+
+
+def seconds_of(times: dict[str, float]) -> float:
+    """Processor seconds from pictures to weights."""
+    return sum(seconds for step, seconds in times.items() if step != "rho")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

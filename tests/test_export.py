@@ -187,3 +187,23 @@ def test_what_cannot_be_frozen_is_said() -> None:
         freeze(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="two rows or more"):
         export_program(nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("kind", ["pt2", "onnx", "safetensors"])
+@pytest.mark.parametrize("frozen_first", [False, True], ids=["classifier", "frozen"])
+def test_files_of_a_classifier_are_named_in_certificates_of_later_erasures(
+    tmp_path: Path, kind: str, frozen_first: bool
+) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
+    clf = attach(network, 2, store=tmp_path / "store")
+    x = torch.randn(20, 1, 3, 3)
+    clf.add(x, torch.arange(20) % 2, ids=range(20), subjects=[f"u{i % 4}" for i in range(20)])
+    model, path = freeze(clf) if frozen_first else clf, tmp_path / f"m.{kind}"
+    first = clf.remove(subject="u0")
+    if kind == "safetensors":
+        save_safetensors(model, path)
+    else:
+        (export_onnx if kind == "onnx" else export_program)(model, x[:2], path)
+    assert clf.store.certificates.checkpoints() == {str(path): first.position - frozen_first}
+    later = clf.remove(subject="u1")
+    assert str(path) in clf.store.certificate(later.event_id).scope["checkpoints"]

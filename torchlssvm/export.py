@@ -27,6 +27,7 @@ import json
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,9 @@ __all__ = [
 ]
 
 FROZEN_FORMAT = "torchlssvm-frozen-1"
+
+_ORIGINS: WeakKeyDictionary[nn.Module, tuple[Any, int | None]] = WeakKeyDictionary()
+"""The store of each frozen classifier that has one, and the journal position of its head."""
 
 
 class NormalizedLinear(nn.Linear):
@@ -136,14 +140,20 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
 
     ``head`` is a linear head (least-squares, margin or compact), any kernel machine, a ``OneVsRest`` or ``OneVsOne`` of kernel
     machines, or a classifier that ``attach`` returned, whose network is copied. The result shares no memory with the head, so
-    later changes of the head do not affect it.
+    later changes of the head do not affect it. If the classifier has a store, the files that this module writes of the result
+    are listed in certificates of later erasures.
     """
     if isinstance(head, AttachedClassifier):
+        head._follow()
+        position = None if head.store is None else head.store.head_position  # before the head is read
         backbone = copy.deepcopy(head.backbone)
         for part in backbone.modules():
             if isinstance(part, LayerTaps):
                 part.exact = False  # rows are predicted, not summed: products in floats will do
-        return nn.Sequential(backbone, FlatFeatures(dtype), freeze(head.head, dtype)).eval()
+        frozen = nn.Sequential(backbone, FlatFeatures(dtype), freeze(head.head, dtype)).eval()
+        if head.store is not None:
+            _ORIGINS[frozen] = (head.store, position)
+        return frozen
     if isinstance(head, CompactLSSVMHead):
         return _linear(head.w.mT, head.b, dtype).eval()
     if isinstance(head, LinearHead):
@@ -225,6 +235,7 @@ def export_program(
     program = torch.export.export(model, (given,), dynamic_shapes=(shapes,))
     if path is not None:
         torch.export.save(program, os.fspath(path))
+        _register(model, path)
     return program
 
 
@@ -235,10 +246,19 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) ->
     :func:`export_program`.
     """
     names = list(example) if isinstance(example, Mapping) else ["x"]
+    model = freeze(model) if isinstance(model, AttachedClassifier) else model
     torch.onnx.export(
         export_program(model, example), (), os.fspath(path), input_names=names, output_names=["scores"], dynamo=True,
         external_data=False, verbose=False,
     )  # fmt: skip
+    _register(model, path)
+
+
+def _register(frozen: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Tell the store of a frozen classifier about a file of it, so that certificates of later erasures list the file."""
+    store, position = _ORIGINS.get(frozen, (None, None))
+    if store is not None and not store.readonly:
+        store.register_checkpoint(path, position)
 
 
 def _example(example: Any) -> tuple[Any, Any]:
@@ -252,6 +272,8 @@ def _example(example: Any) -> tuple[Any, Any]:
         made: Any = {name: torch.ones_like(value) for name, value in example.items()}  # a mask must show its tokens
         rows = len(next(iter(made.values())))
         shapes: Any = {name: {0: batch, 1: length} for name in made}
+    elif not isinstance(example, Tensor):
+        raise TypeError(f"example must be a batch (B, ...) or a dict of tokens, got {type(example).__name__}")
     else:
         made, rows, shapes = torch.zeros_like(example), len(example), {0: batch}
     if rows < 2:  # a batch of one would be taken for a constant
@@ -260,13 +282,14 @@ def _example(example: Any) -> tuple[Any, Any]:
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the weights of a frozen module with metadata.
+    """Write the weights of a frozen module, or of a classifier that ``attach`` returned, with metadata.
 
     The metadata contain the format, the shape of each tensor and the given values (as JSON). They also contain ``normalize`` if
     rows must be normalized before the weights are applied.
     """
     from safetensors.torch import save_file
 
+    model = freeze(model) if isinstance(model, AttachedClassifier) else model
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
     for part in model.modules():
@@ -277,6 +300,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
     if clash:
         raise ValueError(f"metadata may not hold {clash[0]!r}: it is written by itself")
     save_file(state, os.fspath(path), metadata=known | given)
+    _register(model, path)
 
 
 def load_safetensors(

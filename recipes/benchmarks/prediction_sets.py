@@ -1,4 +1,4 @@
-"""How often prediction sets contain the right class, and how large they are, before and after an erasure.
+"""How often prediction sets contain the right class, and the calibration error (ECE), before and after an erasure.
 
     python recipes/benchmarks/prediction_sets.py                                      # scikit-learn's digits
     python recipes/benchmarks/prediction_sets.py ~/.cache/torchlssvm/feature_maps_cifar10_96.pt
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm import attach
+from torchlssvm.functional.calibration import expected_calibration_error
 
 
 def load(arguments: list[str]) -> tuple[Tensor, Tensor, int]:
@@ -43,7 +44,10 @@ def main() -> None:
         if when == "after":
             clf.remove(subject="u7")
         held, test = len(clf.store), len(y) - n
-        print(f"{when} the erasure: {held} samples, {test} test samples, accuracy {clf.score(x[n:], y[n:]):.3f}")
+        ece = expected_calibration_error(clf.predict_proba(x[n:]), y[n:])
+        print(
+            f"{when} the erasure: {held} samples, {test} test samples, accuracy {clf.score(x[n:], y[n:]):.3f}, ECE {ece:.3f}"
+        )
         for level in (0.8, 0.9, 0.95, 0.99):
             sets = clf.predict_set(x[n:], level)
             covered = float(sets.gather(1, y[n:, None]).double().mean())

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from tests.support.cli_tools import Shell
 from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
-from torchlssvm import AttachedClassifier, attach, verify
+from torchlssvm import AttachedClassifier, KernelLSSVM, attach, verify
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.backbones import Pictures, build
 from torchlssvm.export import export_onnx, export_program, freeze
 from torchlssvm.features import LayerTaps, RandomReLU, Views
 from torchlssvm.hub import from_pretrained, save_pretrained
+from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore
 
 
@@ -405,27 +406,41 @@ def test_timm(name):
 # --------------------------------------------------------------------------------------------------------------- export
 
 
-HEADS = {"least squares": {}, "discriminant": {"rule": "lda"}, "margins": {"head": "margin"}}
-IN_IMAGES = {"layers": "all", "pool": ("mean", "std"), "max_features": 24, "views": ("flip",), "rho": 1.0}
-IN_TEXTS = {"layers": "blocks", "pool": ("mean", "std"), "max_features": 9, "rho": 1.0}
+HEADS = {
+    "least squares": {"rho": 1.0},
+    "discriminant": {"rule": "lda", "rho": 1.0},
+    "margins": {"head": "margin", "rho": 1.0},
+}
+IN_IMAGES = {"layers": "all", "pool": ("mean", "std"), "max_features": 24, "views": ("flip",)}
+IN_TEXTS = {"layers": "blocks", "pool": ("mean", "std"), "max_features": 9}
+
+
+def head_options(head: str, num_classes: int) -> dict[str, Any]:
+    """Options of attach for one of HEADS, or for a kernel machine."""
+    if head == "kernel":
+        return {"head": KernelLSSVM(RBF(gamma=1.0), C=10.0, num_classes=num_classes)}
+    return HEADS[head]
 
 
 def of_images(head: str) -> tuple[AttachedClassifier, Tensor]:
     """A classifier on projected layers and mirror images, and a batch of another size."""
-    return attach(network(), 3, **IN_IMAGES, **HEADS[head]).add(IMAGES, LABELS), IMAGES[:5]
+    clf = attach(network(), 3, **IN_IMAGES, **head_options(head, 3))
+    clf.add(IMAGES, LABELS)
+    return clf, IMAGES[:5]
 
 
 def of_texts(head: str) -> tuple[AttachedClassifier, dict[str, Tensor]]:
     """A classifier on projected layers of an encoder, and a batch of another size and length."""
-    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), **IN_TEXTS, **HEADS[head])
-    return clf.add(TEXTS, torch.tensor([0, 1, 0, 1])), clf.preprocess(["one six", "one two three", "two"])
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), **IN_TEXTS, **head_options(head, 2))
+    clf.add(TEXTS, torch.tensor([0, 1, 0, 1]))
+    return clf, clf.preprocess(["one six", "one two three", "two"])
 
 
 def assert_same_scores(scores: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(scores.double(), expected, rtol=0.0, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [*HEADS, "kernel"])
 @pytest.mark.parametrize("make", [of_images, of_texts])
 @pytest.mark.parametrize("kind", ["program", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_network_taps_and_head_in_one_file(kind: str, make: Any, head: str, tmp_path: Path):

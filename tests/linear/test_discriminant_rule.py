@@ -49,7 +49,7 @@ def test_equals_scikit_learn(N, J, K, rho, balanced, scale):
         solver="lsqr", shrinkage=shrinkage, priors=[1 / K] * K if balanced else None
     ).fit(rows.numpy(), y.numpy())
     expected = torch.from_numpy(theirs.predict_proba(rows.numpy()))
-    torch.testing.assert_close(torch.softmax(head(x), 1), expected, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(torch.softmax(head(x), 1), expected, rtol=1e-8, atol=1e-8)
 
 
 def test_removing_leaves_the_discriminant_that_never_saw_the_samples(samples):

@@ -460,3 +460,11 @@ def test_killed_between_acknowledgement_and_compaction(filled: dict[str, Any]) -
         check_erased(running, filled, request, "person-3")
     finally:
         running.kill()
+
+
+@pytest.mark.slow  # a measurement: it needs cores that nobody else uses
+def test_predictions_stay_fast_while_people_are_erased(load_recipe: Any) -> None:
+    benchmark = load_recipe("benchmarks.erasure_service")
+    found = benchmark.main([])
+    assert found["erasures"] >= 10
+    assert found["ratio"] <= benchmark.ASKED

@@ -16,6 +16,7 @@ import torch
 
 from torchlssvm import Certificate, FixedPoint, LSSVMHead, RemovalError, VerificationError
 from torchlssvm.audit import ErasureReceipt
+from torchlssvm.cli import main
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore, check_absence
@@ -376,6 +377,17 @@ def test_a_killed_erasure_is_finished_by_the_same_call(
         assert receipt.subjects == ["customer-1"]
         assert again.requests.get(request).skipped == []
         again.requests.close(request)
+
+
+def test_the_command_line_finishes_an_erasure_that_was_stopped(store: SampleStore, tmp_path: Path) -> None:
+    request = store.requests.open("customer-1").id
+    store.erase(request=request, receipt=tmp_path / "r.json")  # stopped before the compaction and the certificate
+    store.close()
+    command = ["remove", str(tmp_path / "store"), "--request", request, "--compact"]
+    command += ["--certificate", str(tmp_path / "c.json"), "--receipt", str(tmp_path / "r.json")]
+    assert main(command) == 0
+    assert Certificate.load(tmp_path / "c.json").compacted
+    assert main(["request", "close", str(tmp_path / "store"), request]) == 0
 
 
 def test_a_request_of_a_stranger_is_answered_only_where_nothing_is_left(store: SampleStore) -> None:

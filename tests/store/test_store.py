@@ -406,6 +406,17 @@ def test_a_late_close_writes_nothing_over_a_newer_state(store: SampleStore, tmp_
         assert again.head.choices["calibration"].state is ChoiceState.STALE
 
 
+def test_a_handle_that_closes_last_does_not_bring_back_the_calibration_of_older_samples(
+    store: SampleStore, tmp_path: Path
+) -> None:
+    store.calibrate()
+    with SampleStore(tmp_path / "store") as other:
+        other.apply(Remove(subject="user-1"))
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        assert again.head.choices["calibration"].state is ChoiceState.STALE
+
+
 def test_options_set_by_another_handle_are_taken_over(store: SampleStore, tmp_path: Path) -> None:
     with SampleStore(tmp_path / "store") as other:
         other.head.rho = 0.25

@@ -233,7 +233,7 @@ def judge(
     head: LSSVMHead, name: str, columns: Tensor, scale: str | None, rho: Any, method: str, score: str,
     samples: dict[str, Any],
 ) -> Candidate:  # fmt: skip
-    """The best rho for these columns (k,), by one eigendecomposition. samples: x, y, weight and ids, as added."""
+    """The best rho for these columns (k,). samples: x, y, weight and ids, as added."""
     start = time.perf_counter()
     if samples.get("x") is not None:
         samples = samples | {"x": restricted_rows(head, columns, samples["x"])}
@@ -268,7 +268,7 @@ def select_groups(
         groups: columns by name, in the form that :func:`restrict` accepts, e.g. ``groups`` of
             :class:`~torchlssvm.features.LayerTaps`. A column may be in at most one group. Columns in no group are always kept.
         rho: the value at which sets are compared. None uses the rho of the head. A head with ``rho="gcv"`` that has not chosen
-            yet first chooses rho by an eigendecomposition of all columns. Give a number if that takes too long.
+            yet first chooses rho for all columns. Give a number if that takes too long.
         method: how rho is chosen for the set kept: ``"gcv"``, ``"loo"`` or ``"kfold"``.
         score: ``"squared"`` or ``"accuracy"``, for that choice.
         samples: x, y, weight and ids for that choice, as for :func:`select`.

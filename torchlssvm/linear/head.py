@@ -375,7 +375,7 @@ class LSSVMHead(LinearHead):
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared", apply: bool = True,
     ) -> RhoPath:  # fmt: skip
-        """Choose rho and apply it. All values together need one eigendecomposition.
+        """Choose rho and apply it. All values together need one decomposition.
 
         Args:
             rhos: (r,) values > 0 to try. Default: 100 values around the scale of the data.

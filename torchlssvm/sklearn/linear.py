@@ -61,9 +61,12 @@ class LinearEstimator(BaseEstimator):
     _targets_kind: str = "classes"
     """The option ``targets`` of the head."""
     calibration: str | None = None
-    _calibration_method: str | None = None
     _sums_fractions: bool = True
     """True if grid="auto" means float64 sums when the first sample weights are fractions."""
+
+    @property
+    def _calibration_method(self) -> str | None:
+        return None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -360,7 +363,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         out: Array = head.influence(rows, labels, points, truth, on=on).cpu().numpy()
         return out
 
-    @available_if(lambda self: self.calibration is not None)
+    @available_if(lambda self: self.calibration is not None)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K), calibrated on leave-one-out scores."""
         check_is_fitted(self, "head_")

@@ -53,16 +53,16 @@ class LeaveOneOut(NamedTuple):
         return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
 
 
-def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
+def exact(solver: PathSolver, stop_below: float) -> Array:  # -> (capacity,)
     """Compute g_c of every sample without itself. Paths end early below ``stop_below``. If unsolved: NaN and a warning."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
     found = np.full(len(support), np.nan)
-    if batched and device_paths.used_for(solver.rows):
+    if device_paths.used_for(solver.rows):
         gone = support[:, None] == np.arange(s.capacity)
         found = device_paths.margins_without(solver.rows, solver.margin, gone)[gone]
-    elif batched and len(solver.margin) > 2:
+    elif len(solver.margin) > 2:
         found = Paths(solver, support, stop_below).run()
     for k in np.flatnonzero(np.isnan(found)).tolist():
         if interrupt.arrived:

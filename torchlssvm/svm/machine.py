@@ -605,22 +605,20 @@ class IncrementalSVM(nn.Module):
     # -- estimates -----------------------------------------------------------------------------------------------------
 
     @operation
-    def leave_one_out(
-        self, method: str = "exact", early_exit: bool = False, batched: bool = True
-    ) -> leave_one_out.LeaveOneOut:
+    def leave_one_out(self, method: str = "exact", early_exit: bool = False) -> leave_one_out.LeaveOneOut:
         """Leave out every sample in turn; the machine does not change.
 
         method: "exact" (Algorithm 2) unlearns all support vectors, from one tableau. "span" is Vapnik and Chapelle's rule from
         the sensitivities, g_c - alpha_c gamma_c, where gamma_c is the squared distance to the span of the margin vectors.
         "linear" extrapolates the first segment of the exact path. Since no set changes on it, this equals "span".
         early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives the
-        same error rates, but margins below -1 are not final. batched: False unlearns the samples one at a time.
+        same error rates, but margins below -1 are not final.
         """
         checks.one_of(method, "method", ("exact", "span", "linear"))
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
         if method == "exact":
-            margin = leave_one_out.exact(self._solver, -1.0 if early_exit else -math.inf, batched)
+            margin = leave_one_out.exact(self._solver, -1.0 if early_exit else -math.inf)
         else:
             margin = leave_one_out.span_rule(self._solver)
         return leave_one_out.LeaveOneOut.from_margins(self.ids, self._ordered(margin))
@@ -749,9 +747,9 @@ class IncrementalSVM(nn.Module):
         labels = self._labels(y, rows)
         w = np.ones(len(labels))
         if weight is not None:
-            given = checks.weights(weight, rows)
-            assert given is not None
-            w = given.cpu().numpy().copy()
+            factors = checks.weights(weight, rows)
+            assert factors is not None
+            w = factors.cpu().numpy().copy()
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
         return Batch(rows, labels, w, upper_bounds(labels, w, self._C))

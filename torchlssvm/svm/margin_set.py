@@ -306,6 +306,11 @@ class MarginSet:
             self._allocate(_slots(len(self.a)), keep=True)
         return slot
 
+    def _write_slots(self, slots: Array | int, at: Array | int, a: Array | float) -> None:
+        """Use slots for the samples in positions ``at``, with coefficients a."""
+        self.at[slots], self.used[slots], self.a[slots] = at, 1.0, a
+        self.lower[slots], self.upper[slots] = 0.0, self.samples.u[at]
+
     def enter(self, i: int, row: Array, beta: Array, gamma: float) -> int:  # (capacity,), (top,)
         """Make sample i a margin vector by (13), with its coefficient, which is subtracted from rest; returns its slot."""
         self.ensure_R()
@@ -327,13 +332,7 @@ class MarginSet:
         if self.W is not self.QS:
             assert self.watched is not None
             self.W[slot] = row[self.watched.at]
-        self.at[slot], self.used[slot], self.a[slot], self.lower[slot], self.upper[slot] = (
-            i,
-            1.0,
-            s.alpha[i],
-            0.0,
-            s.u[i],
-        )
+        self._write_slots(slot, i, s.alpha[i])
         s.side[i] = 0.0
         self.count += 1
         if s.alpha[i] != 0.0:
@@ -428,7 +427,7 @@ class MarginSet:
         while len(self.a) - len(self) - 1 < len(into):
             self._allocate(_slots(len(self) + len(into)), keep=True)
         old, new = np.flatnonzero(self.used), np.flatnonzero(self.used == 0)[: len(into)]
-        self.at[new], self.used[new], self.a[new], self.lower[new], self.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
+        self._write_slots(new, into, 0.0)
         at = index_of(new)
         self.QS[at] = rows
         together = isinstance(at, slice)
@@ -461,13 +460,8 @@ class MarginSet:
         self.QS[slots] = 0.0
         if self.W is not self.QS:
             self.W[slots] = 0.0
-        self.at[slots], self.used[slots], self.a[slots], self.lower[slots], self.upper[slots] = (
-            0,
-            0.0,
-            0.0,
-            -np.inf,
-            np.inf,
-        )
+        self.at[slots], self.used[slots], self.a[slots] = 0, 0.0, 0.0
+        self.lower[slots], self.upper[slots] = -np.inf, np.inf
         used = self.used.nonzero()[0]
         self.top, self.count = int(used[-1]) + 1, len(used) - 1
 

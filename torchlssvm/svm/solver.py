@@ -153,15 +153,12 @@ class PathSolver:
             return
         self.last_method = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
         self._release(leaving)
+        walks = [(wrong, support)]
         if method == "path":
-            followed = all(self.path.walk(NO_POSITIONS, support[k : k + 1]) for k in range(len(support)))
-            # a walk before may have moved a sample to the right side
-            followed = followed and all(
-                self.path.walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NO_POSITIONS) for k in range(len(wrong))
-            )
-        else:
-            followed = self.path.walk(wrong, support)
-        self._finish_walk(followed)
+            walks = [(NO_POSITIONS, support[[k]]) for k in range(len(support))]
+            walks += [(wrong[[k]], NO_POSITIONS) for k in range(len(wrong))]
+        # an earlier walk may have moved a sample to the right side
+        self._finish_walk(all(self.path.walk(up[s.alpha[up] == 0], down) for up, down in walks))
 
     def _solve_one_class(self) -> None:
         """Without samples of the other class alpha = 0, and b alone puts every sample on its margin."""
