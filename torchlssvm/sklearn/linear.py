@@ -240,13 +240,13 @@ class LinearEstimator(BaseEstimator):
 
     @property
     def coef_(self) -> Array:
-        """w as scikit-learn has it: (J,) or (1, J) for one output, else (K, J)."""
+        """The weights in the layout of scikit-learn: (K, J), or (J,) or (1, J) for one output."""
         weight: Array = self.head_.weight.cpu().numpy()
         return weight[self._shown()]
 
     @property
     def intercept_(self) -> Any:
-        """b, in the same order."""
+        """The intercepts, in the order of ``coef_``."""
         return self.head_.bias.cpu().numpy()[self._shown()]
 
     if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self._encode(y)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn more samples, all or none. The first call needs ``classes``, all that will ever occur, or at least two in y."""
+        """Learn more samples, all or none. In the first call, pass all ``classes``, or at least two of them in y."""
         self._learn_more(X, y, classes, sample_weight)
         return self
 
@@ -314,9 +314,9 @@ class LinearClassifier(Classifier, LinearEstimator):
             ) from error
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. X: (n, J) and y: (n,), all samples.
+        """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. Pass all samples X (n, J), y (n,).
 
-        If ``head_`` is a ``DualHead``, no call is needed, because it stores the rows and calibrates on them.
+        If ``head_`` is a ``DualHead``, you need not call this method, because the head stores the rows and calibrates on them.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -328,9 +328,9 @@ class LinearClassifier(Classifier, LinearEstimator):
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
         """Rank learned samples by how suspicious their labels are, by exact leave-one-out scores.
 
-        X: (n, J) and y: (n,) or (n, K). ``found.order`` holds row indices of X, the most suspicious first. ``found.names()``
-        returns your labels. With many classes and few features, a second head on 2,000 random features ranks the samples,
-        because it finds more errors. X must then contain all samples.
+        Pass learned samples X (n, J) and y (n,) or (n, K). ``found.order`` contains row indices of X, the most suspicious
+        first. ``found.names()`` returns your labels. With many classes and few features, a second head on 2,000 random features
+        ranks the samples, because it finds more errors; X must then contain all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -346,9 +346,9 @@ class LinearClassifier(Classifier, LinearEstimator):
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
         """Return the exact change (n,) of the loss (or accuracy) on X_val that removing each sample alone would cause.
 
-        X: (n, J) and y: (n,), learned samples; X_val: (V, J); y_val: (V,). A sample helps if its removal raises the loss. With
-        ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common loss. With ``rule_ == "lda"``,
-        the result is the influence on the least-squares solution of the same sums.
+        Pass learned samples X (n, J) and y (n,), and validation samples X_val (V, J) and y_val (V,). A sample helps if its
+        removal raises the loss. With ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common
+        loss. With ``rule_ == "lda"``, the result is the influence on the least-squares solution of the same sums.
         """
         check_is_fitted(self, "head_")
         (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
@@ -401,8 +401,8 @@ class LSSVMClassifier(LinearClassifier):
     and ``predict`` returns such an array. This does not support ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and
     ``calibration="temperature"``.
 
-    **Other defaults than** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and ``rule`` are
-    ``"auto"`` here, and ``selection`` can be exact leave-one-out. A head gets its samples bit by bit and keeps sums only.
+    **Defaults that differ from** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and
+    ``rule`` default to ``"auto"``, and ``selection`` can be exact leave-one-out. A head, which keeps only sums, cannot do this.
 
     Args:
         rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation

@@ -98,19 +98,19 @@ class Statistics:
     """Exact sums over samples; a group under ``+`` and ``-``.
 
     Args:
-        in_features: J.
+        in_features: J, the number of features.
         num_classes: K, the number of classes or of targets.
-        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
-            sums: the same interface, ``exact`` is False, and there is no digest).
-        target_grid: the grid for float targets, given in the same way.
+        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None for float64
+            sums, for which ``exact`` is False and there is no digest.
+        target_grid: the grid for float targets, given like ``grid``.
         per_class: keep M for each class.
-        folds: number of folds to keep separate sums for; samples then need ids.
+        folds: number of folds to keep separate sums for. Samples then require ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
         scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
             includes the option, and statistics with different values cannot be combined.
-        targets: None (labels, or float targets; the first batch decides), ``"multilabel"`` (0 and 1 for each of K labels, which
-            are summed as -1 and +1) or ``"regression"`` (float targets). Included in the digest as ``scale`` is.
-        device: where the sums live.
+        targets: None (labels or float targets, as in the first batch), ``"multilabel"`` (0 and 1 for each of K labels, which
+            are summed as -1 and +1) or ``"regression"`` (float targets). The digest includes this option too.
+        device: device of the sums.
 
     >>> import torch
     >>> x, y = torch.randn(100, 8), torch.randint(3, (100,))
@@ -235,7 +235,7 @@ class Statistics:
 
     @property
     def counts(self) -> Tensor:
-        """Samples per class (K,); for float targets the number of samples, K times."""
+        """Number of samples per class (K,); for float targets, the number of samples, K times."""
         if self.moments.ndim == 2:
             return self.moments.sum(0)
         return self.moments[:, 0, 0].sum().expand(self.num_classes).clone()
@@ -433,7 +433,7 @@ class Statistics:
         return batch
 
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
+        """Add samples x (B, J) with labels y (B,) or targets (B, K), and weight (B,) as multiplicities."""
         with torch.inference_mode(False), torch.no_grad():
             self.change([(self.check(x, y, weight, ids, sparse=True), 1)])
         return self
@@ -593,9 +593,9 @@ class Statistics:
         return rows
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes (labels), or targets, which are 0 for the samples held.
+        """Add k classes, or k targets, which are 0 for the samples held.
 
-        With ``targets="multilabel"`` the samples held do not have the new labels, so these are -1.
+        With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
         checks.natural(k, "k")
         old, sums = self.num_classes, self.group_sums()
@@ -771,7 +771,7 @@ class Statistics:
         )
 
     def digest(self) -> str:
-        """SHA-256, as hex, over bytes that can be rebuilt from the samples alone: the same on every machine, in every order.
+        """Return SHA-256, as hex, of bytes that depend only on the samples, not on their order or the machine.
 
             digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
             header  = UTF-8 JSON, sorted keys, separators "," and ":", of
