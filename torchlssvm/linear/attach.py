@@ -476,6 +476,11 @@ class AttachedClassifier(nn.Module):
     def _ready(self, images: Any) -> Any:
         """Convert a batch to the backbone's input. Raises ValueError, with a remedy, for unsupported types."""
         if isinstance(images, Mapping):
+            listed = [name for name, value in images.items() if isinstance(value, list)]
+            if listed:
+                raise ValueError(
+                    f"{listed[0]!r} is a list; the network takes tensors: tokenizer(texts, padding=True, return_tensors='pt')"
+                )
             return to_device(images, self.device)
         if not isinstance(images, Tensor):
             if self.preprocess is None:
@@ -643,6 +648,11 @@ class AttachedClassifier(nn.Module):
         try:
             probabilities: Tensor = self._ask("predict_proba", features)
         except NotFittedError:  # no calibration yet, or an erasure by another thread has ended it
+            if self.samples is None and SampleAdapter(self.head).count:
+                raise NotFittedError(
+                    "these scores are not calibrated for the samples added: call clf.calibrate(loader) with these samples, or "
+                    "keep them in a store, attach(..., store=folder), which calibrates by itself"
+                ) from None
             if self.samples is None or self.samples.store.readonly:
                 raise
             self.calibrate()
