@@ -1,7 +1,7 @@
-"""Corrections of data as plain values: the samples to add, remove, relabel or replace, and an event id.
+"""Describe corrections of data as plain values: the samples to add, remove, relabel or replace, and an event id.
 
-An event does not depend on a head or a store; ``SampleStore.apply`` applies it. Its fields are checked when you create it. You
-can convert it to primitives (for JSON, a queue, a checkpoint) and back:
+An event does not depend on a head or a store. Its fields are checked when you create it, and ``SampleStore.apply`` applies it.
+You can convert an event to primitives (for JSON, a queue or a checkpoint) and back:
 
 >>> event = Relabel(ids=["a", "b"], y=[3, 1], event_id="e1")
 >>> to_primitives(event)
@@ -9,12 +9,12 @@ can convert it to primitives (for JSON, a queue, a checkpoint) and back:
 >>> from_primitives(to_primitives(event)) == event
 True
 
-An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
-digits). A store does not keep event ids: its journal, certificates and receipts contain a keyed hash of each
-(:meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`). Still, an event id must not contain the names of
-its own samples and subjects, because whoever has the store can test whether an event id was used.
+An event is applied once: applying it again with the same event id changes nothing. A store records a keyed hash of each event
+id, not the id itself (:meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`). Nevertheless, do not put the
+names of samples or subjects into an event id, because whoever has the store can test whether an event id was used.
 
-Instead of a list you can always pass a tensor, a NumPy array, or a pandas Series or DataFrame.
+Pass sample ids as text or integers; an integer is converted to its digits. Wherever a list is accepted, you can pass a tensor,
+a NumPy array, or a pandas Series or DataFrame.
 
 A head without a store does not keep its samples, so its events must carry them as they were added: ``x`` and ``y`` of a
 Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store keeps the samples and ignores these
@@ -82,8 +82,8 @@ def casefolded(text: str) -> str:
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text contains one of the given ids and subjects, in any case and any form of Unicode.
 
-    Long names are searched for anywhere in the text. Short names are compared only with its words and parts of words. The signs
-    between the words of a name do not matter.
+    Long names are searched for anywhere in the text. Short names are compared only with words and parts of words of the text.
+    Punctuation between the words of a name is ignored.
 
     >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"]), holds_name("for AnnaBerg", ["Anna Berg"])
     (True, False, True)
@@ -109,7 +109,7 @@ def holds_name(text: str, names: Iterable[str | None]) -> bool:
 
 
 def tells_of(text: str, names: Iterable[str | None]) -> bool:
-    """:func:`holds_name` for a free text. Numbers of a few digits are allowed: dates and legal references contain them."""
+    """Like :func:`holds_name`, for free text. Short numbers are allowed, because dates and legal references contain them."""
     return holds_name(text, (n for n in names if n and not (n.isdecimal() and len(n) < TELLING_CHARACTERS)))
 
 
@@ -159,7 +159,7 @@ def check_text(value: Any, name: str) -> str:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The values of a list, tensor, array, Series or one-column DataFrame, with None for missing values; otherwise None."""
+    """Return a list, tensor, array, Series or one-column DataFrame as a list, with None for missing values; otherwise None."""
     if hasattr(value, "to_numpy"):
         array = value.to_numpy()
         absent = value.isna().to_numpy().reshape(-1) if hasattr(value, "isna") else np.zeros(array.size, bool)
@@ -215,7 +215,7 @@ def check_targets(value: Any, count: int | None) -> Tensor:
 
 
 class EventBase:
-    """Base of the four events. It checks their fields and compares events by value. Each kind states its facts here."""
+    """Base of the four events, which checks their fields and compares events by value."""
 
     kind: ClassVar[str]
     growth: ClassVar[int] = 0
@@ -275,10 +275,15 @@ class EventBase:
 
 @dataclass(frozen=True, eq=False)
 class Add(EventBase):
-    """Learn samples: ids (B), x (B, J), y (B,) or (B, K). ``subject`` is the owner: one name, or a name or None per sample.
+    """Learn samples.
 
-    ``fingerprint`` names the network that computed the features (see :mod:`torchlssvm.backbone_hash`). A store that is bound to
-    another network refuses the samples.
+    Args:
+        ids: (B,) ids of the samples.
+        x: (B, J) features.
+        y: (B,) labels or (B, K) targets.
+        subject: owner of the samples: one name for all, or one name or None per sample.
+        fingerprint: hash of the network that computed the features (see :mod:`torchlssvm.backbone_hash`). A store that is bound
+            to another network refuses the samples.
     """
 
     kind: ClassVar[str] = "add"
@@ -322,10 +327,7 @@ class Add(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Remove(EventBase):
-    """Unlearn and erase samples by their ids, or all samples of a subject.
-
-    x, y: the samples as they were added; required without a store.
-    """
+    """Unlearn and erase samples by id, or all samples of a subject. Without a store, also pass x and y as they were added."""
 
     kind: ClassVar[str] = "remove"
     growth: ClassVar[int] = -1
@@ -344,10 +346,10 @@ class Remove(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Relabel(EventBase):
-    """Change the labels (B,) or targets (B, K) of samples, given by ids or by subject.
+    """Change the labels or targets of samples, given by ids or by subject.
 
-    The labels of a subject are in the order in which its samples were added, or a single label applies to all of them. x,
-    y_old: the samples as they were added; required without a store.
+    For a subject, pass one label per sample, in the order in which the samples were added, or a single label for all of them.
+    Without a store, also pass x and y_old as they were added.
     """
 
     kind: ClassVar[str] = "relabel"
@@ -369,9 +371,9 @@ class Relabel(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Replace(EventBase):
-    """Replace the features x (B, J) of samples, and their labels if y is given. Ids, subject and commitments stay the same.
+    """Replace the features of samples with x (B, J), and the labels if you pass y. Ids, subject and commitments stay the same.
 
-    x_old, y_old: the samples as they were added; required without a store.
+    Without a store, also pass x_old and y_old as they were added.
     """
 
     kind: ClassVar[str] = "replace"
@@ -395,7 +397,7 @@ class Replace(EventBase):
 
     @property
     def new_y(self) -> Any:
-        """The targets after the event: the old ones, if none are given."""
+        """The targets after the event: the old targets, unless y was passed."""
         return self.y_old if self.y is None else self.y
 
 
@@ -423,7 +425,10 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
-    """Invert :func:`to_primitives`. Features may also be plain lists of rows. ValueError if the data is not an event."""
+    """Create an event from the result of :func:`to_primitives`. Features may also be plain lists of rows.
+
+    Raises ValueError if the data is not an event.
+    """
     if not isinstance(data, Mapping) or data.get("kind") not in list(EVENT_CLASSES):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(EVENT_CLASSES)}; got {found!r}")

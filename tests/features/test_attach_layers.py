@@ -347,6 +347,8 @@ def test_texts_without_a_tokenizer():
     clf = attach(encoder(), 2)
     with pytest.raises(ValueError, match="tokenizer="):
         clf.features(TEXTS)
+    with pytest.raises(ValueError, match="return_tensors='pt'"):
+        clf.features({"input_ids": [[1, 2], [3]]})
     with pytest.raises(ValueError, match="not both"):
         attach(encoder(), 2, tokenizer=WordTokenizer(), preprocess=WordTokenizer())
     assert attach(encoder(), 2, preprocess=attach(encoder(), 2, tokenizer=WordTokenizer()).preprocess).features(

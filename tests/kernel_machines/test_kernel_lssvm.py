@@ -15,7 +15,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.kernel_dense import code, lssvm, rbf
-from torchlssvm import KernelLSSVM, LSSVMHead, NotFittedError, NumericalWarning, RemovalError, attach
+from torchlssvm import (
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    NotFittedError,
+    NumericalWarning,
+    RemovalError,
+    attach,
+)
 from torchlssvm.errors import OutOfMemoryError
 from torchlssvm.functional import cost, memory
 from torchlssvm.kernels import RBF, Custom, Deep, Linear, Polynomial
@@ -443,6 +452,17 @@ def test_drift_is_repaired_and_said_once():
         warnings.simplefilter("error")
         machine.compute_inverse()
     assert error(machine, POOL[72:200], code(LABELS[72:200], 3)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [KernelLSSVM, LagrangianSVM, IncrementalSVM])
+def test_samples_of_any_layout(kind):
+    x = torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y, scores = (x[:, 0] > 0).long(), []
+    for given in (x, x.to_sparse(), torch._neg_view(-x), x.T.contiguous().T, x.clone().requires_grad_(), x.tolist()):
+        machine = kind(RBF(sigma=1.0))
+        machine.add(given, y)
+        scores.append(machine(x))
+        assert torch.equal(scores[0], scores[-1])
 
 
 def test_ids_must_be_known_and_given_once():

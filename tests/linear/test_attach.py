@@ -331,11 +331,13 @@ def test_unknown_architecture_says_how_and_is_unchanged(case: str) -> None:
     assert_same_state(model, before)
 
 
-def test_attached_twice_is_refused() -> None:
-    model = Named()
-    attach(model, 2, head=Recorder())
-    with pytest.raises(ValueError, match="cannot tell"):
-        attach(model, 2, head=Recorder())
+def test_a_network_attached_twice_has_the_same_features() -> None:
+    """A cell of a notebook that runs again must not take off the next layer."""
+    network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), nn.Softmax(1))
+    x = torch.randn(5, 6)
+    first, second = attach(network, 2), attach(network, 2)
+    assert first.in_features == second.in_features == 4
+    assert torch.equal(first.features(x), second.features(x))
 
 
 @pytest.mark.parametrize("after", [lambda x: x.log_softmax(1), lambda x: x / 2])

@@ -13,6 +13,17 @@ _LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits
 _DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
 
 
+class TakenOff(nn.Identity):
+    """Stands where the last layer was, so that the network can be attached a second time. It looks like an ``nn.Identity``."""
+
+    def __init__(self, in_features: int):
+        super().__init__()
+        self.in_features = in_features
+
+    def _get_name(self) -> str:
+        return "Identity"
+
+
 class LastLayer(NamedTuple):
     """The location of the last layer, the width of its input, and the layers that are replaced by nn.Identity."""
 
@@ -27,7 +38,8 @@ class LastLayer(NamedTuple):
             model.get_submodule(self.path).reset_classifier(0)  # type: ignore[operator]
         for path in self.replaced:
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, nn.Identity())
+            instead = TakenOff(self.in_features) if path == self.path else nn.Identity()
+            setattr(model.get_submodule(parent), name, instead)
 
 
 def named_layer(model: nn.Module, path: str) -> LastLayer:
@@ -50,8 +62,11 @@ def find_last_layer(model: nn.Module) -> LastLayer | None:
     """Find the last linear layer of a classifier. Returns None if the structure of the model does not show which layer it is.
 
     The last layer is the end of a Sequential, the last child with parameters if it has one of the usual names, or the only
-    ``nn.Linear`` if no layer with parameters follows it.
+    ``nn.Linear`` if no layer with parameters follows it. If ``attach`` has taken it off already, its place is found.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, TakenOff):
+            return LastLayer(name, module.in_features)
     found = _last_layer(model)
     if found is None:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]

@@ -16,7 +16,7 @@ from torchlssvm.kernels.base import Kernel
 
 def samples(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tensor:
     """Return x as finite float64 rows (B, J) for the kernel. J: the width of the machine's rows, None if it has no rows yet."""
-    rows = queries(x, kernel, J, device)
+    rows = queries(x, kernel, J, device).resolve_neg()
     if checks.not_finite(rows):
         checks.raise_not_finite("x", rows)
     return rows
@@ -34,6 +34,7 @@ def queries(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tens
         return rows.to(torch.float64)
     if (
         isinstance(x, Tensor)
+        and x.layout is torch.strided
         and x.ndim == 2
         and x.device == device
         and x.dtype in checks.FLOAT_DTYPES

@@ -74,57 +74,56 @@ def attach(
     classes: Sequence[str] | None = None,
     **head_options: Any,
 ) -> AttachedClassifier:
-    """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
+    """Replace the last linear layer of a network with a head that learns by adding samples, and freeze the rest.
 
-    ``attach`` finds the layer in the classifiers of torchvision and timm, and at the end of an ``nn.Sequential``. The
-    Sequential may be nested, and a Softmax, Dropout or Flatten behind the layer is removed with it. ``attach`` also finds an
-    ``nn.Linear``, or a pooled 1x1 convolution, that is the last registered layer with parameters and has a usual name (``fc``,
-    ``classifier``, ``head``...), and the ``nn.Linear`` of a model that has only one. For any other model, name the layer in
-    ``layer``. An encoder of transformers has no such layer: its features are the last hidden states, averaged over the tokens
-    of each text.
+    ``attach`` finds the last layer of torchvision and timm classifiers and of an ``nn.Sequential``, including a nested one. A
+    Softmax, Dropout or Flatten after that layer is removed too. In other models, ``attach`` looks for an ``nn.Linear`` or a
+    pooled 1x1 convolution that is the last registered layer with parameters and has a common name (``fc``, ``classifier``,
+    ``head``...), or for the only ``nn.Linear``. If ``attach`` finds no layer, name it in ``layer``. A transformers encoder has
+    no such layer: the features are the last hidden states, averaged over the tokens of each text.
 
-    With ``layers`` the head learns from several layers at once, which is more accurate (see :doc:`/features`). Unlearning stays
+    Pass ``layers`` to learn from several layers at once, which is more accurate (see :doc:`/features`). Unlearning stays
     exact, because each feature is still a fixed function of one sample.
 
-    **The model passed in is changed**: the layer becomes ``nn.Identity``, no parameter requires a gradient from then on, and
-    every part is put in eval mode. If an error is raised, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged;
-    its inputs are then the features.
+    **The model passed in is changed**: the layer becomes ``nn.Identity``, all parameters are frozen, and every module is put in
+    eval mode. If ``attach`` raises an error, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged, and the
+    features are the inputs of that layer.
 
     Args:
-        model: the network, or a :class:`~torchlssvm.features.LayerTaps`. With ``in_features``, a backbone that already returns
-            features, which is used unchanged. A string names a network: of torchvision (``"mobilenet_v2"``) or timm
-            (``"timm/resnet18"``), with published weights, or an encoder of transformers by its folder or name. You can then
-            pass pictures of PIL, or paths of their files, or texts wherever a batch is accepted.
-        num_classes: K, the number of classes, which may be left out if ``classes`` are given. With ``targets="multilabel"`` or
-            ``"regression"``, the number of labels or numbers.
-        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
-            ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
+        model: the network, a :class:`~torchlssvm.features.LayerTaps`, or the name of a network: a torchvision name
+            (``"mobilenet_v2"``), a timm name (``"timm/resnet18"``), or the name or folder of a transformers encoder. A named
+            network is loaded with published weights and accepts lists of PIL images, image paths or texts as batches. If you
+            pass ``in_features``, the model must already return features and is used unchanged.
+        num_classes: K, the number of classes. May be omitted if you pass ``classes``. With ``targets="multilabel"``, the number
+            of labels; with ``targets="regression"``, the number of values to predict.
+        head: ``"lssvm"`` or None for an ``LSSVMHead``, ``"margin"`` for a ``MarginHead``, or a module with ``add``, ``remove``
+            and ``forward``, such as a kernel machine.
         layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
-            activation inside each block), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
-        pool: how the positions of a layer are pooled, one or several of ``"mean"``, ``"std"``, ``"cls"``, ``"grid2"``; see
-            :class:`~torchlssvm.features.LayerTaps`. None means ``"mean"``, or the network's own pooling with ``layers="last"``.
-        max_features: the largest number of columns when several layers are tapped; None for no limit. A fixed random projection
-            of each layer keeps the number within this limit.
-        views: fixed transforms, ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
+            activation inside each block), or a list of module names or patterns, e.g. ``["features.1?", "conv1"]``.
+        pool: how to pool the positions of a layer: one or several of ``"mean"``, ``"std"``, ``"cls"`` and ``"grid2"``. See
+            :class:`~torchlssvm.features.LayerTaps`. Default: ``"mean"``, or the network's own pooling with ``layers="last"``.
+        max_features: the largest number of columns when several layers are tapped; None for no limit. Layers are reduced to
+            this limit by a fixed random projection.
+        views: fixed transforms: ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
             the sample and its transforms, both in learning and in prediction. Random augmentation is refused.
-        feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
-        columns: the columns of the features to use, as numbers, a slice or a mask; None uses all of them. See
+        feature_map: a module with ``out_features`` between network and head, e.g. ``torchlssvm.features.RandomReLU``.
+        columns: the feature columns to use, as indices, a slice or a mask. Default: all. See
             :meth:`AttachedClassifier.restrict`.
         layer: name of the layer to replace, e.g. ``"_fc"``.
-        output: name of the features in the dict that the network returns.
-        tokenizer: the tokenizer of an encoder. You can then pass batches of texts wherever images are accepted.
-        preprocess: turns a batch that is neither a tensor nor a dict into what the network takes.
-        in_features: J, the width of the features, for a backbone that returns features (B, J) or (B, J, 1, 1).
-        deterministic: True computes features one image at a time; a number uses batches of that size, after a trial. The
-            features of an image then do not depend on its batch, and it can be removed later. See ``AttachedClassifier``.
-        store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is created or opened. The store keeps the features
-            of every sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The options of an existing
-            store are used unless you give them here. You may give another ``rho``, ``class_weight`` or ``rule``; any other
-            option that differs is refused.
-        classes: names of the classes, in the order of the labels. A store keeps the names. See ``predict(images, names=True)``.
-        head_options: options of the new head, which is created on the device of the model, e.g. ``targets="multilabel"`` for
-            several labels for each image, or ``targets="regression"`` for numbers. ``rho`` is ``"gcv"`` unless given
-            (see :class:`~torchlssvm.LSSVMHead`). A ``MarginHead`` chooses rho by k-fold.
+        output: key of the features, if the network returns a dict.
+        tokenizer: the tokenizer of an encoder. You can then pass lists of texts wherever images are accepted.
+        preprocess: a callable that converts a batch that is neither a tensor nor a dict to the input of the network.
+        in_features: J, the number of features, for a backbone that returns features of shape (B, J) or (B, J, 1, 1).
+        deterministic: True to compute features one image at a time, or a fixed batch size. The features of an image then do
+            not depend on the rest of its batch, so you can remove the image later. See :class:`AttachedClassifier`.
+        store: folder of a :class:`~torchlssvm.store.SampleStore`, which is created or opened. The store keeps the features of
+            every sample, so that ``clf.remove(subject="u42")`` is exact for any batch size. An existing store supplies the
+            options that you do not pass. You may pass a different ``rho``, ``class_weight`` or ``rule``; any other difference
+            is refused.
+        classes: names of the classes, in label order. A store keeps the names. See ``predict(images, names=True)``.
+        head_options: options of the new head, e.g. ``targets="multilabel"`` for several labels per image or
+            ``targets="regression"`` for numbers. ``rho`` defaults to ``"gcv"`` (see :class:`~torchlssvm.LSSVMHead`); a
+            ``MarginHead`` chooses rho by k-fold. The head is created on the device of the model.
 
     Example:
         >>> import torch
@@ -197,7 +196,7 @@ def _load_network(
 
 
 class NetworkOptions(NamedTuple):
-    """How :func:`attach` makes features of a network. The fields are its arguments of the same names."""
+    """How :func:`attach` makes features of a network. The fields are the arguments of :func:`attach` with the same names."""
 
     layers: str | Sequence[str] = "last"
     pool: str | Sequence[str] | None = None
@@ -332,29 +331,29 @@ def new_head(head: Any, features: Features, num_classes: int, options: dict[str,
 
 
 class AttachedClassifier(nn.Module):
-    """A frozen ``backbone`` and a ``head`` that learns from its features. ``attach`` makes it and shows an example.
+    """A frozen ``backbone`` and a ``head`` that learns from the features of the backbone. Create one with :func:`attach`.
 
-    The backbone always stays in eval mode. Calling ``.train()`` on the classifier, on a module around it or on the backbone
-    does not change its BatchNorm. Pass images wherever the head accepts features: ``clf.add(images, y)`` is the same as
-    ``clf.head.add(clf.features(images), y)``. Use ``clf.head`` for all other methods. A kernel machine removes samples by id:
-    ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
+    Pass images wherever the head accepts features: ``clf.add(images, y)`` is the same as ``clf.head.add(clf.features(images),
+    y)``. Use ``clf.head`` for all other methods. A kernel machine removes samples by id: ``ids = clf.add(images, y)``, then
+    ``clf.head.remove(ids)``. The backbone always stays in eval mode, so ``.train()`` does not change BatchNorm layers.
 
-    To remove a sample you need exactly the features that were added, bit for bit; any other features are refused. The same
-    image can produce slightly different features beside other images, in batches of another size, under autocast, on another
-    device or with another number of threads. So keep the features, or use a ``SampleStore``. With ``deterministic=True`` images
-    pass through the backbone one by one and outside autocast. ``deterministic=32`` uses batches of 32 and fills up the last
-    batch. A trial on the first batch must show that the place and the neighbours of an image do not change its features. With
-    both settings you still need the same device and number of threads.
+    To remove a sample, you need the features that were added, bit for bit; any other features are refused. The same image can
+    produce slightly different features next to other images, in another batch size, under autocast, on another device or with
+    another number of threads. So keep the features, use a store, or set ``deterministic``. ``deterministic=True`` passes images
+    through the backbone one by one, outside autocast. ``deterministic=32`` uses batches of 32 and pads the last batch; a trial
+    on the first batch checks that the position and the neighbours of an image do not change the features. Both settings still
+    require the same device and number of threads.
 
-    A store (``attach(..., store=folder)``) keeps the features of each sample under its id. Add samples by ``clf.add(images, y,
-    ids=ids, subjects=subjects)``. Remove them by ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a
-    receipt. ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
+    A store (``attach(..., store=folder)``) keeps the features of each sample under the sample's id. Add samples with
+    ``clf.add(images, y, ids=ids, subjects=subjects)``, and remove them with ``clf.remove(subject="u42")`` or
+    ``clf.remove(ids=["a"])``. ``clf.store`` issues certificates. A copy or pickle of the classifier has no store.
 
     Args:
         features: the frozen network.
         head: a module with ``add``, ``remove`` and ``forward``.
         deterministic: False, True, or the size of all batches that go through the backbone.
-        preprocess: turns a batch that is neither a tensor nor a dict (a list of texts) into what the backbone takes.
+        preprocess: a callable that converts a batch that is neither a tensor nor a dict, such as a list of texts, to the input
+            of the backbone.
     """
 
     def __init__(
@@ -389,12 +388,12 @@ class AttachedClassifier(nn.Module):
 
     @property
     def store(self) -> Any:
-        """The :class:`~torchlssvm.store.SampleStore` that keeps the samples; None without one."""
+        """The :class:`~torchlssvm.store.SampleStore` that keeps the samples, or None."""
         return None if self.samples is None else self.samples.store
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes, by label; None if no names were given."""
+        """The names of the classes, in label order; None if the classes have no names."""
         return self._classes if self.samples is None else self.samples.store.classes or None
 
     @classes.setter
@@ -402,10 +401,12 @@ class AttachedClassifier(nn.Module):
         self._classes = names
 
     def join(self, store: Any, given: Collection[str] | None = None) -> Self:
-        """Keep every sample in a store from now on: a folder, which is created or opened, or a store of this head.
+        """Keep every sample in a store from now on.
 
-        given: names of the options that you set yourself; None means all. If rho or class weights are not among these names,
-        the values of an existing store are used.
+        Args:
+            store: a folder, which is created or opened, or a store of this head.
+            given: names of the options that you set yourself; None for all. If ``"rho"`` or ``"class_weight"`` is not listed,
+                the value of an existing store is used.
         """
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
@@ -433,12 +434,13 @@ class AttachedClassifier(nn.Module):
         return self
 
     def features(self, images: Any, progress: bool = False) -> Tensor:
-        """Features (B, J) that the backbone makes of ``images``, without a graph.
+        """Compute the features (B, J) of images, without gradients.
 
         Args:
-            images: a tensor (B, ...), a dict of tensors as a tokenizer returns it, texts where there is a tokenizer, or a
-                loader, whose labels are ignored. :meth:`predict` and its relatives take the same.
-            progress: show a bar while a loader is read.
+            images: a tensor of shape (B, ...), a dict of tensors from a tokenizer, a list of texts if the classifier has a
+                tokenizer, or a loader. Labels of a loader are ignored. :meth:`predict`, :meth:`predict_proba`,
+                :meth:`predict_set`, :meth:`score` and :meth:`confusion_matrix` accept the same inputs.
+            progress: show a progress bar while a loader is read.
         """
         return self._in_batches(self._features, images, progress, "features")
 
@@ -474,6 +476,11 @@ class AttachedClassifier(nn.Module):
     def _ready(self, images: Any) -> Any:
         """Convert a batch to the backbone's input. Raises ValueError, with a remedy, for unsupported types."""
         if isinstance(images, Mapping):
+            listed = [name for name, value in images.items() if isinstance(value, list)]
+            if listed:
+                raise ValueError(
+                    f"{listed[0]!r} is a list; the network takes tensors: tokenizer(texts, padding=True, return_tensors='pt')"
+                )
             return to_device(images, self.device)
         if not isinstance(images, Tensor):
             if self.preprocess is None:
@@ -529,7 +536,7 @@ class AttachedClassifier(nn.Module):
         self._tried = True
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the head for ``images`` (B, ...): (B, K)."""
+        """Return the scores (B, K) of the head for ``images`` (B, ...)."""
         features = self._features(images)
         self._follow()
         scores: Tensor = self.head(features)
@@ -551,10 +558,10 @@ class AttachedClassifier(nn.Module):
         return targets_of(self.head)
 
     def predict(self, images: Any, names: bool = False, progress: bool = False, thresholds: Any = None) -> Any:
-        """Classes of ``images`` (B, ...) or of a loader: (B,), or a list of B names with ``names=True``.
+        """Predict the classes (B,) of ``images`` (B, ...) or of a loader. ``names=True`` returns a list of B class names.
 
-        With ``targets="multilabel"``: booleans (B, K), or a list of B lists of names. ``thresholds`` are one number or one for
-        each label (K,). With ``targets="regression"``: numbers (B, K), or (B,) if K = 1.
+        With ``targets="multilabel"``, returns booleans (B, K), or a list of B lists of names; ``thresholds`` is one number, or
+        one number per label (K,). With ``targets="regression"``, returns numbers (B, K), or (B,) if K = 1.
         """
         if names and self.targets == "regression":
             raise ValueError('names are of classes or labels: with targets="regression", predict returns numbers')
@@ -572,17 +579,18 @@ class AttachedClassifier(nn.Module):
         return [named.get(label, str(label)) for label in labels.tolist()]
 
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
-        """Sets of classes (B, K), bool, that contain the right class in a share ``level`` of cases (conformal prediction).
+        """Predict sets of classes (B, K), bool, that contain the true class with probability ``level`` (conformal prediction).
 
-        The sets are computed from leave-one-out scores of the samples in the store, see :mod:`torchlssvm.functional.conformal`,
-        and are updated with every change to the samples. The share holds on average over new samples from the same
-        distribution.
+        The sets are computed from the leave-one-out scores of the samples in the store (see
+        :mod:`torchlssvm.functional.conformal`) and follow every change of the samples. The probability is an average over new
+        samples from the same distribution.
 
         Args:
             images: (B, ...), or a loader.
-            level: between 0 and 1.
-            groups: ``"subject"``, or a dict from ids to groups, if samples of a group are alike; see ``store.leave_one_out``.
-            reject: return classes (B,) instead, with -1 if the set does not consist of exactly one class.
+            level: a number between 0 and 1.
+            groups: ``"subject"``, or a dict that maps ids to groups. Use groups if samples of one group are similar; see
+                :meth:`SampleStore.leave_one_out <torchlssvm.store.SampleStore.leave_one_out>`.
+            reject: return one class per sample (B,) instead of a set, and -1 where the set does not have exactly one class.
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
@@ -598,15 +606,15 @@ class AttachedClassifier(nn.Module):
     def confusion_matrix(
         self, images: Any, y: Tensor | None = None, *, plot: str | os.PathLike[str] | None = None
     ) -> Tensor:
-        """Counts (K, K) of samples by their label (row) and their predicted class (column).
+        """Count samples by label (row) and predicted class (column). Returns a matrix (K, K).
 
-        With ``targets="multilabel"``: counts (K, 2, 2), for each label by whether a sample has it (row) and whether it is
-        predicted (column), as ``multilabel_confusion_matrix`` of scikit-learn.
+        With ``targets="multilabel"``, returns one 2 x 2 matrix per label, of shape (K, 2, 2), like scikit-learn's
+        ``multilabel_confusion_matrix``.
 
         Args:
-            images: (B, ...) with labels ``y``, or a loader.
-            y: (B,) labels, or (B, K).
-            plot: file to draw the matrix to, e.g. ``"confusion.png"``; needs matplotlib. For classes only.
+            images: (B, ...), or a loader that also yields the labels.
+            y: (B,) labels, or (B, K) for ``"multilabel"``.
+            plot: file to draw the matrix to, e.g. ``"confusion.png"``. Needs matplotlib and ``targets="classes"``.
         """
         K, targets = int(self.head.num_classes), self.targets
         if targets == "regression":
@@ -626,12 +634,12 @@ class AttachedClassifier(nn.Module):
         return counts
 
     def predict_proba(self, images: Any, progress: bool = False) -> Tensor:
-        """Probabilities of the classes for ``images`` (B, ...) or a loader: (B, K), calibrated on leave-one-out scores.
+        """Return class probabilities (B, K) for ``images`` (B, ...) or a loader, calibrated on leave-one-out scores.
 
-        With ``targets="multilabel"`` there is one probability for each label, and they do not sum to one.
+        With ``targets="multilabel"``, each label has a probability, and the probabilities of a sample do not sum to one.
 
-        With a store the first call calibrates, and the store keeps the calibration up to date. Without one, call
-        ``calibrate`` first and after each change to the samples.
+        With a store, the first call calibrates, and the store keeps the calibration up to date. Without a store, call
+        :meth:`calibrate` before the first prediction and after each change of the samples.
         """
         return self._in_batches(self._probabilities, images, progress, "predict_proba")
 
@@ -640,6 +648,11 @@ class AttachedClassifier(nn.Module):
         try:
             probabilities: Tensor = self._ask("predict_proba", features)
         except NotFittedError:  # no calibration yet, or an erasure by another thread has ended it
+            if self.samples is None and SampleAdapter(self.head).count:
+                raise NotFittedError(
+                    "these scores are not calibrated for the samples added: call clf.calibrate(loader) with these samples, or "
+                    "keep them in a store, attach(..., store=folder), which calibrates by itself"
+                ) from None
             if self.samples is None or self.samples.store.readonly:
                 raise
             self.calibrate()
@@ -650,8 +663,8 @@ class AttachedClassifier(nn.Module):
         """Calibrate probabilities on the leave-one-out scores of all samples. Returns self.
 
         Args:
-            images: (B, ...) with labels ``y`` (B,), or a loader: the samples that were added. With a store, leave both out.
-            y: labels.
+            images: (B, ...), or a loader: the samples that were added. Omit if the classifier has a store.
+            y: (B,), the labels of the images. Omit for a loader or a store.
             method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
         """
         if self.samples is not None:
@@ -665,10 +678,10 @@ class AttachedClassifier(nn.Module):
         return self
 
     def score(self, images: Any, y: Tensor | None = None, progress: bool = False, average: str = "micro") -> float:
-        """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader.
+        """Return the accuracy on ``images`` (B, ...) with labels ``y`` (B,), or on all batches of a loader.
 
-        With ``targets="multilabel"``: F1, where ``average`` is "micro" (over all pairs of a sample and a label) or "macro" (the
-        mean over the labels). With ``targets="regression"``: R^2, the mean over the K numbers.
+        With ``targets="multilabel"``, returns F1: over all pairs of a sample and a label (``average="micro"``), or the mean
+        over the labels (``average="macro"``). With ``targets="regression"``, returns R^2, averaged over the K outputs.
         """
         y, predicted = self._judged(images, y, progress, "score")
         if self.targets == "regression":
@@ -699,16 +712,17 @@ class AttachedClassifier(nn.Module):
         return labels, predictions
 
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
-        """Learn all samples of a loader, in one pass; a second ``fit`` starts from an empty head. Returns self.
+        """Learn all samples of a loader in one pass. A second ``fit`` starts from an empty head. Returns self.
 
-        An error leaves the head unchanged. With a store, each batch is saved durably as soon as it is learned. After an error,
-        ``clf.add(loader)`` therefore continues, while ``fit`` refuses a store that already holds samples.
+        Without a store, an error leaves the head unchanged. With a store, each batch is saved as soon as it is learned; after
+        an error, call ``clf.add(loader)`` to continue, because ``fit`` refuses a store that already holds samples.
 
         Args:
-            loader: a DataLoader, or batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts such as {"image", "label"}. A
-                store needs ids; subjects are who the samples belong to. No random augmentation.
-            store: the folder of a store, as for :func:`attach`.
-            progress: show a bar in a terminal or notebook, if tqdm is installed.
+            loader: a DataLoader, or an iterable of batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts with keys such
+                as "image" and "label". A store requires ids. ``subjects`` names the owner of each sample. Do not use random
+                augmentation.
+            store: folder of a store, as for :func:`attach`.
+            progress: show a progress bar in a terminal or notebook, if tqdm is installed.
         """
         if isinstance(loader, Tensor) or is_texts(loader):
             raise ValueError("fit takes a DataLoader or batches: fit([(x, y)]); to add one batch, add(x, y)")
@@ -732,16 +746,16 @@ class AttachedClassifier(nn.Module):
     ) -> Any:  # fmt: skip
         """Add ``images`` (B, ...) with labels ``y`` (B,), or all batches of a loader: ``clf.add(loader)``.
 
-        Returns self, or the ids if the head returns ids. Without a store, a loader is added as a whole or not at all. With a
-        store, it is added batch by batch, and samples whose ids the store already holds are skipped.
+        Returns self, or the ids if the head returns ids. Without a store, an error while a loader is read leaves the head
+        unchanged. With a store, the loader is added batch by batch, and samples whose ids the store already holds are skipped.
 
         Args:
-            images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
-            y: (B,) numbers of classes, or a list of names if the classes have names.
-            ids: (B,) names of the samples; a store needs them.
-            subjects: (B,) who the samples belong to, or one for all; for a store.
-            progress: show a bar while a loader is read.
-            options: further arguments for ``add`` of the head.
+            images: (B, ...), a DataLoader, or an iterable of batches as for :meth:`fit`.
+            y: (B,) class numbers, or a list of class names if the classes have names.
+            ids: (B,) sample ids. Required with a store.
+            subjects: (B,) owners of the samples, or one owner for all of them. Requires a store.
+            progress: show a progress bar while a loader is read.
+            options: further arguments for ``head.add``.
         """
         if y is None and self.samples is None:
             return self._learn(images, progress)
@@ -813,15 +827,19 @@ class AttachedClassifier(nn.Module):
         self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: Any = None,
         receipt: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Remove samples. Pass ``subject`` or ``ids`` with a store (returns an EventResult); otherwise samples as added.
+        """Remove samples from the head. With a store, pass ``subject`` or ``ids``; otherwise pass the samples as added.
+
+        Returns an :class:`~torchlssvm.store.EventResult` with a store, and self without one.
 
         Args:
-            images: (B, ...), without a store. Their features must equal those that were added, bit for bit.
-            y: (B,), the labels they were added with.
+            images: (B, ...), the images to remove if there is no store. Their features must equal the features that were added,
+                bit for bit.
+            y: (B,), the labels that the images were added with.
             ids: (B,) ids of samples in the store.
-            subject: remove all samples of this subject in the store. A list of subjects returns a list of results.
-            receipt: file that records who was erased. It is written before the bytes can be destroyed. Only for a store.
-            options: further arguments for ``remove`` of the head.
+            subject: remove all samples of this subject from the store. If you pass a list of subjects, a list of results is
+                returned.
+            receipt: file to write the erasure receipt to, before the bytes can be destroyed. Requires a store.
+            options: further arguments for ``head.remove``.
         """
         named = subject is not None or (ids is not None and images is None)
         if named and self.samples is None:
@@ -840,9 +858,9 @@ class AttachedClassifier(nn.Module):
         )
 
     def add_classes(self, classes: int | Sequence[str]) -> Self:
-        """Make room for more classes, by their names or their number. A store records the change in its journal.
+        """Add classes, given as a name, a list of names or a number. A store records the change in its journal.
 
-        Classes that had no name before are then called by their numbers.
+        If you pass names and the existing classes have no names, each existing class is named after its number.
         """
         if self.samples is not None:
             self.samples.store.add_classes(classes)
@@ -853,13 +871,15 @@ class AttachedClassifier(nn.Module):
         return self
 
     def restrict(self, columns: Any, store: Any = None) -> AttachedClassifier:
-        """A second classifier on some columns of the features, which knows what this one has learned. This one does not change.
+        """Return a new classifier that uses only some feature columns and has learned the same samples.
+
+        The original classifier does not change.
 
         Args:
-            columns: the result of ``select`` or ``select_groups`` for ``clf.head`` (:mod:`torchlssvm.linear.column_selection`),
-                which also has a rho and a scale; or numbers (k,), a slice or a mask (J,).
-            store: the folder of a new store for the second classifier, which must not exist or be empty. The samples are copied
-                from the store of this one: all of them, or the folder is removed again.
+            columns: indices (k,), a slice, a mask (J,), or the result of ``select`` or ``select_groups`` for ``clf.head``
+                (:mod:`torchlssvm.linear.column_selection`), which also sets rho and scale.
+            store: folder of a new store for the new classifier; it must not exist or must be empty. All samples of the original
+                store are copied. If an error occurs, the folder is removed.
         """
         self._follow()
         if not isinstance(self.head, LSSVMHead):
@@ -897,7 +917,7 @@ class AttachedClassifier(nn.Module):
         return made
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
-        """Add and remove in one step; each argument is a pair of images (B, ...) and labels (B,)."""
+        """Add and remove samples in one step. Pass each argument as a pair of images (B, ...) and labels (B,)."""
         self._without_store("update")
         pairs = {"add": add, "remove": remove}
         changes = {verb: (self.features(pair[0]), pair[1]) for verb, pair in pairs.items() if pair is not None}
@@ -906,9 +926,10 @@ class AttachedClassifier(nn.Module):
     def relabel(
         self, images: Tensor | None = None, y_old: Tensor | None = None, y_new: Any = None, *, ids: Any = None
     ) -> Any:
-        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``.
+        """Change the labels of samples from ``y_old`` (B,) to ``y_new`` (B,).
 
-        Labels are numbers, or names if the classes have names.
+        With a store, pass ``ids`` and ``y_new``. Without a store, pass ``images`` (B, ...), ``y_old`` and ``y_new``. Pass
+        labels as class numbers, or as names if the classes have names.
         """
         y_old, y_new = self._labels(y_old), self._labels(y_new)
         if self.samples is not None:
@@ -940,9 +961,9 @@ class AttachedClassifier(nn.Module):
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
-        """Write the classifier to a file: the head with its statistics, and the weights of the backbone unless left out.
+        """Save the head, its statistics and the backbone weights to a file. ``backbone=False`` leaves out the weights.
 
-        The statistics in this file still include samples that you remove later. A store lists the file in its certificates.
+        The file still contains the statistics of samples that you remove later. A store lists the file in its certificates.
         """
         kind = type(self.head).__name__
         if kind not in HEAD_TYPES:
@@ -970,15 +991,16 @@ class AttachedClassifier(nn.Module):
         cls, path: str | os.PathLike[str], model: nn.Module | str, store: Any = None, *, views: Sequence[Any] | None = None,
         feature_map: nn.Module | None = None, tokenizer: Any = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> AttachedClassifier:  # fmt: skip
-        """Read a classifier that :meth:`save` wrote, on a model of the same kind (with the same weights, if the file has none).
+        """Load a classifier that :meth:`save` wrote into a model of the same architecture.
 
-        The file records which layers were tapped and how. It does not contain your own objects: pass them again.
+        The file records which layers were tapped and how. It does not contain your own objects, so pass them again. If the file
+        has no backbone weights, the model must have the same weights as the saved one.
 
         Args:
-            path: the file; only tensors and primitives are read from it.
-            model: the network or its name as given to :func:`attach`, or the backbone of the classifier. It is changed.
-            store: the folder of the store that keeps the samples. The store then determines the head.
-            views: as given to :func:`attach`; needed if they include callables.
+            path: the file. Only tensors and primitives are read from it.
+            model: the network or its name as given to :func:`attach`, or the backbone of the classifier. The model is changed.
+            store: folder of the store that keeps the samples. The head is then restored from the store.
+            views: as given to :func:`attach`. Required if they include callables.
             feature_map: as given to :func:`attach`.
             tokenizer: as given to :func:`attach`.
             preprocess: as given to :func:`attach`.

@@ -1,4 +1,4 @@
-"""Heads on some columns of another head's statistics, and the choice among columns, scales and values of rho."""
+"""Create heads on some columns of another head's statistics, and choose among columns, scales and values of rho."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Candidate:
     """One combination of columns and scale, with the best rho for it.
 
     Attributes:
-        name: of the columns.
-        columns: (k,), their numbers.
+        name: the name of the set of columns.
+        columns: (k,) indices of the columns.
         scale: None or "std".
         rho: the value with the least error.
-        error: that error, by the method of the choice.
+        error: the error at this rho, by the method of the choice.
         seconds: the time it took to judge the candidate.
-        path: errors of all values of rho.
+        path: the errors of all values of rho.
     """
 
     name: str
@@ -55,8 +55,8 @@ Chosen = tuple["LSSVMHead", Candidate, list[Candidate]]
 class Selection:
     """Result of :func:`select` and :func:`select_groups`: a choice made from the samples that ``source`` holds.
 
-    Once the samples of ``source`` have changed, the next read chooses again. So a removed sample affects neither the choice nor
-    the chosen head. Change samples in ``source``, not in ``head``.
+    After the samples of ``source`` have changed, the next read chooses again, so a removed sample affects neither the choice
+    nor the chosen head. Change samples in ``source``, not in ``head``.
 
     Attributes:
         source: the head whose statistics are judged.
@@ -74,7 +74,7 @@ class Selection:
 
     @property
     def best(self) -> Candidate:
-        """The chosen candidate, which has the least error. Of candidates with equal errors it is the first."""
+        """The candidate with the least error; the first one if errors are equal."""
         return self.refresh()._made[1]
 
     @property
@@ -83,9 +83,9 @@ class Selection:
         return tuple(self.refresh()._made[2])
 
     def refresh(self, **samples: Any) -> Self:
-        """Choose again if ``source`` has changed since. Reading ``head`` does the same, unless the choice needs samples.
+        """Choose again if the samples of ``source`` have changed since. Reading ``head`` does so unless samples are required.
 
-        ``samples``: x, y, weight and ids of the samples left, for ``method="loo"`` and for "kfold" by accuracy.
+        Pass x, y, weight and ids of the remaining samples if the choice uses ``method="loo"``, or ``"kfold"`` by accuracy.
         """
         catch_up(self.source)
         with self.source._lock, torch.inference_mode(False), torch.no_grad():
@@ -139,12 +139,12 @@ def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
     """Return a new head on some of the columns, from the same statistics, as if it had learned only those columns.
 
     Args:
-        head: the head, which stays as it is.
-        columns: (k,) numbers, each once; a slice; or a mask (J,).
+        head: the head, which does not change.
+        columns: (k,) distinct indices, a slice, or a mask (J,). The new head accepts rows of k features in this order.
 
-    The new head accepts rows of k features, in the order given. With ``normalize="l2"`` rows were divided by the length of the
-    full row, which the new head cannot know. It therefore has ``normalize=None`` and expects columns of normalized rows,
-    ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
+    With ``normalize="l2"``, rows were divided by the length of the full row, which the new head cannot know. The new head
+    therefore has ``normalize=None`` and expects columns of normalized rows (float64):
+    ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]``.
 
     >>> import torch
     >>> from torchlssvm import LSSVMHead
@@ -184,16 +184,16 @@ def select(
     head: LSSVMHead, columns: Any = None, rho: Any = None, scale: Any = None, method: str = "gcv", x: Any = None,
     y: Any = None, *, weight: Any = None, ids: Any = None, score: str = "squared",
 ) -> Selection:  # fmt: skip
-    """Choose columns, scale and rho from one set of statistics. The head does not change; the result has a new head.
+    """Choose columns, scale and rho from one set of statistics, and create a new head with them.
 
     Args:
-        head: the head whose statistics are judged.
-        columns: the candidates: a list of columns in the form that :func:`restrict` accepts, or a dict by name (such as the
-            layers of a network). None means all columns.
-        rho: values > 0. None tries 100 values around the scale of the data for each candidate.
-        scale: the candidates, out of None and ``"std"``. None uses the scale of the head.
+        head: the head whose statistics are used. It does not change.
+        columns: a list of candidates, each in the form that :func:`restrict` accepts, or a dict of candidates by name, such as
+            the layers of a network. Default: all columns.
+        rho: values > 0 to try for each candidate. Default: 100 values around the scale of the data.
+        scale: a list of candidates out of None and ``"std"``. Default: the scale of the head.
         method: ``"gcv"``, ``"loo"`` or ``"kfold"``, as for :meth:`torchlssvm.LSSVMHead.select_rho`.
-        x: (n, J), as added; for "loo", and for "kfold" by accuracy.
+        x: (n, J), as added. Required for ``"loo"``, and for ``"kfold"`` by accuracy.
         y: (n,) or (n, K), as added.
         weight: (n,), as added.
         ids: (n,), as added.
@@ -264,17 +264,17 @@ def select_groups(
     the set that is kept.
 
     Args:
-        head: the head whose statistics are judged, one-vs-rest or with float targets; it stays as it is.
+        head: the head whose statistics are used, one-vs-rest or with float targets. It does not change.
         groups: columns by name, in the form that :func:`restrict` accepts, e.g. ``groups`` of
             :class:`~torchlssvm.features.LayerTaps`. A column may be in at most one group. Columns in no group are always kept.
-        rho: the value at which sets are compared. None uses the rho of the head. A head with ``rho="gcv"`` that has not chosen
-            yet first chooses rho for all columns. Give a number if that takes too long.
-        method: how rho is chosen for the set kept: ``"gcv"``, ``"loo"`` or ``"kfold"``.
-        score: ``"squared"`` or ``"accuracy"``, for that choice.
-        samples: x, y, weight and ids for that choice, as for :func:`select`.
+        rho: the value at which sets are compared. Default: the rho of the head. A head with ``rho="gcv"`` that has not chosen
+            yet first chooses rho for all columns. Pass a number if that takes too long.
+        method: how to choose rho for the set that is kept: ``"gcv"``, ``"loo"`` or ``"kfold"``.
+        score: ``"squared"`` or ``"accuracy"``, for the choice of rho.
+        samples: x, y, weight and ids for the choice of rho, as for :func:`select`.
 
-    ``candidates`` are the sets from all groups down to one, each with its error at the common rho. The set that is kept has
-    instead the rho that was chosen for it and the error at that rho.
+    ``candidates`` of the result are the sets from all groups down to one, each with the error at the common rho. Only the set
+    that is kept has its own rho and the error at that rho.
 
     >>> import torch
     >>> from torchlssvm import LSSVMHead
@@ -327,7 +327,7 @@ def best_by_elimination(
 
 
 def current_rho(head: LSSVMHead) -> float:
-    """The rho of a head. If a rule chose it for other samples, the one that the rule finds for the samples held."""
+    """Return the rho of a head. If a rule chose rho for other samples, choose it for the samples held."""
     chosen = head.choices.get("rho")
     stale = chosen is not None and chosen.rule and chosen.state is ChoiceState.STALE
     return head._best_rho() or 1.0 if stale else head.rho

@@ -43,55 +43,52 @@ UNKNOWN_ROWS = "samples were merged whose rows are not known, or known under ano
 
 
 class LSSVMHead(LinearHead):
-    r"""Least-squares SVM head: one pass to learn, one exact call to add, remove, relabel or merge.
+    r"""Least-squares SVM head that learns in one pass and adds, removes, relabels or merges samples exactly.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
     -1 otherwise (or float targets), and keeps :math:`P = I - C = \rho A^{-1}`, :math:`A = \rho I + \sum \phi \phi^T`.
 
-    The head stores the statistics of its samples, and everything else is derived from them. ``add`` and ``remove`` change these
-    integer sums immediately. ``w``, ``b``, ``C`` and ``P`` are a cache: reading one of them brings it up to date, either by
-    Theorem 1 or by a new solve, whichever is cheaper.
+    The head stores integer sums of its samples, which ``add`` and ``remove`` change immediately. ``w``, ``b``, ``C`` and ``P``
+    are computed from these sums and cached. Reading one of them brings it up to date, either by Theorem 1 or by a new solve,
+    whichever is cheaper.
 
     Args:
         in_features: J, the number of features.
-        num_classes: K, the number of classes, of labels or of numbers to predict.
-        targets: what ``y`` is. ``"classes"`` (labels (B,), one class for each sample), ``"multilabel"`` (0 and 1, or booleans
-            (B, K): each label is a problem of its own, coded -1 and +1, and ``predict`` returns booleans) or ``"regression"``
-            (numbers (B, K), or (B,) if K = 1, on a grid of their own, ``target_grid``; ``predict`` returns numbers).
-            ``"classes"`` also takes float targets (B, K), but ``predict`` then raises an error.
-        rho: the regularization, a number > 0 or ``"gcv"``. It can be set at any time. ``"gcv"`` chooses a power of two from the
-            statistics alone and prefers the larger value in a near-tie. The choice is made at the first read with 10 samples of
-            two classes; before that, rho is 1.0. It is made again by ``refresh()``, at the end of a fit or command and before a
-            certificate. In between, rho stays fixed so that Theorem 1 applies, and ``choices`` reports that rho is older than
-            the samples.
+        num_classes: K, the number of classes, labels or values to predict.
+        targets: what ``y`` contains. ``"classes"``: one label per sample (B,); float targets (B, K) are also learned, but
+            ``predict`` then raises an error. ``"multilabel"``: booleans, or zeros and ones, (B, K); each label is learned
+            separately as -1 and +1. ``"regression"``: numbers (B, K), or (B,) if K = 1, rounded to ``target_grid``.
+        rho: the regularization, a number > 0 or ``"gcv"``. Can be set at any time. ``"gcv"`` chooses a power of two from the
+            statistics alone and prefers the larger value in a near-tie. The first read with 10 samples of two classes chooses
+            rho; before that, rho is 1.0. ``refresh()``, the end of a fit or command, and a certificate choose again. In
+            between, rho stays fixed so that Theorem 1 applies, and ``choices`` reports that rho is older than the samples.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
-            or a tensor (K,). Settable.
+            or a tensor (K,). Can be set at any time if sums are kept per class.
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j, in the order (0,1), (0,2),
-            ...). With ``"ovo"``, ``w`` is (J, pairs), ``b`` is (pairs,), and ``C`` and ``P`` are (pairs, J, J). The scores are
-            then votes, and margins break ties.
-        grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
-            batch), or None for float64 sums.
-        target_grid: the grid for float targets, given in the same way: ``"auto"`` rounds them to 2^-20 of the largest one in
-            the first batch, and whole numbers below a million are exact.
-        per_class: keep sums per class, which ``forget_class`` needs. None keeps them only if ``class_weight`` or ``"ovo"``
-            needs them.
-        rule: how weights are computed from the sums: ``"least_squares"``, ``"lda"`` or ``"auto"``. Settable. ``"lda"`` is the
-            linear discriminant with the within-class scatter S_w + rho I and priors from the class counts (weighted, if there
-            are class weights). With many classes and few features, least squares hides classes that lie between others; the
-            discriminant does not. ``"lda"`` needs labels, a free intercept and one-vs-rest. rho is still chosen for least
-            squares, and P and C are those of least squares. ``"auto"`` uses the discriminant for three or more classes and at
-            most 100 features per class. A store, which has the samples, then chooses by leave-one-out accuracy.
-        folds: number of folds to keep separate sums for. A hash of its id assigns each sample to a fold.
-        normalize: how each row is normalized before it is rounded to the grid, using only the row itself. ``"l2"`` divides the
-            row by its length and leaves a row of zeros unchanged. ``"sqrt"`` takes sign(x) sqrt|x|. None does nothing.
-            ``forward`` normalizes its inputs in the same way.
-        scale: ``"std"`` solves for standardised features. Mean and deviation (unweighted, n in the denominator, 1 for a
-            constant column) are derived from the statistics at each solve, so a removed sample no longer affects them. ``w``
-            and ``b`` apply to the original features; ``C`` and ``P`` belong to the standardised ones. Every change then needs a
-            new solve. Leave-one-out and influence hold the scale fixed.
+            ...; the pairs vote, and margins break ties).
+        grid: a :class:`FixedPoint`, a number (the largest feature that the grid can represent), ``"auto"`` (a power of two
+            from the first batch), or None for float64 sums.
+        target_grid: the grid for float targets, given like ``grid``. ``"auto"`` rounds targets to 2^-20 of the largest target
+            in the first batch, and represents whole numbers below a million exactly.
+        per_class: keep sums per class, which ``forget_class`` requires. Default: only if ``class_weight`` or ``"ovo"`` requires
+            them.
+        rule: how to compute weights from the sums: ``"least_squares"``, ``"lda"`` or ``"auto"``. Can be set at any time.
+            ``"lda"`` is the linear discriminant with the within-class scatter S_w + rho I and priors from the (weighted) class
+            counts. With many classes and few features, least squares hides classes that lie between others; the discriminant
+            does not. ``"lda"`` requires labels, a free intercept and one-vs-rest. rho is still chosen for least squares, and P
+            and C are those of least squares. ``"auto"`` uses the discriminant for three or more classes and at most 100
+            features per class; a store, which has the samples, chooses by leave-one-out accuracy.
+        folds: number of folds to keep separate sums for. A hash of the sample id assigns each sample to a fold.
+        normalize: how to normalize each row before it is rounded to the grid. ``"l2"`` divides the row by its length and leaves
+            a row of zeros unchanged. ``"sqrt"`` takes sign(x) sqrt|x|. ``forward`` normalizes its inputs in the same way.
+            Default: no normalization.
+        scale: ``"std"`` standardizes features. The mean and deviation (unweighted, n in the denominator, 1 for a constant
+            column) are computed from the statistics at each solve, so a removed sample no longer affects them. ``w`` and ``b``
+            apply to the original features, ``C`` and ``P`` to the standardized ones. Every change then requires a new solve.
+            Leave-one-out and influence hold the scale fixed.
         membership: keep hashes of the rows held, so that each removal is checked immediately.
-        device: where the state lives.
+        device: device of the sums and weights.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -176,12 +173,15 @@ class LSSVMHead(LinearHead):
 
     @property
     def P(self) -> Tensor:
-        """P = I - C = rho A^-1: (J, J), (J+1, J+1) when penalized, (pairs, ...) for ovo. Do not write to it."""
+        """P = I - C = rho A^-1. Do not write to it.
+
+        Shape (J, J), or (J+1, J+1) with a penalized intercept; with ``"ovo"``, one such matrix per pair.
+        """
         return self._solve(inverse=True)[2]
 
     @property
     def rule(self) -> str:
-        """The rule in use, "least_squares" or "lda"; settable at any time, also to "auto"."""
+        """The rule in use, "least_squares" or "lda". Can be set at any time, also to "auto"."""
         return resolve_rule(self._options.rule, self.statistics)
 
     @rule.setter
@@ -233,7 +233,7 @@ class LSSVMHead(LinearHead):
         self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
     def config(self) -> dict[str, Any]:
-        """The options as primitives, with the rho in use; ``LSSVMHead.from_config`` makes an empty head from them."""
+        """Return the options as primitives, with the rho in use, for ``LSSVMHead.from_config``."""
         return super().config() | {
             "multiclass": self.multiclass,
             "rule": self._options.rule,
@@ -243,7 +243,7 @@ class LSSVMHead(LinearHead):
         }
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
+        """Return the scores x @ w + b (B, K), or votes for ``"ovo"``, in float64, differentiable in x."""
         scores = super().forward(x)
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -260,11 +260,11 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
-        """Unlearn samples that are only roughly known, e.g. features computed again on another device.
+        """Unlearn samples that you know only approximately, e.g. features that were recomputed on another device.
 
-        The result only approximates a head that never saw the samples, and ``uncertifiable`` records this fact. The returned
-        object gives error bounds: ``estimate(sigma)`` for noise of that standard deviation in each feature, and
-        ``bound(delta)`` for the worst case.
+        Afterwards the head only approximates a head that never saw the samples, and ``uncertifiable`` says so. The returned
+        :class:`~torchlssvm.functional.approximate.Approximation` gives the error of the weights: ``estimate(sigma)`` for noise
+        with standard deviation sigma in each feature, and ``bound(delta)`` for the worst case.
         """
         if self.multiclass == "ovo":
             raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
@@ -294,7 +294,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels (or targets). P and C do not change, unless weights depend on the label."""
+        """Change the labels (or targets) of samples held. P and C change only if weights depend on the label."""
         old = self._check(x, y_old, weight, ids, sparse=False)
         new = self._check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
@@ -311,7 +311,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def forget_class(self, c: int) -> Self:
-        """Unlearn all samples of one class; you do not need to pass them. The class keeps its number."""
+        """Unlearn all samples of one class, without passing the samples. The class keeps its number."""
         stats = self.statistics
         self._check_whole()
         if self.targets != "classes":
@@ -335,22 +335,18 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
+        """Return exact leave-one-out scores (B, K) of samples held: y_i - (y_i - f(x_i)) / (1 - h_i).
 
-        The scores are exact. Class weights that depend on the class counts are derived again without the sample. With
-        ``scale="std"`` the scale stays that of all samples held, including the one left out. You can pass any part of the
-        samples held, so batches work. With ``groups``, the whole group of a sample is left out (leave-user-out), and you must
-        pass all samples of a group in one call.
-
-        ``forward`` and ``KernelLSSVM.leave_one_out`` return scores of the same kind. Use the scores to compute margins, error
-        rates and calibrations. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, because its path yields
-        margins of two classes with the ids of their samples, and some of these margins are only bounds.
+        Each score is the one that a head trained without the sample would give. Use the scores to compute margins, error rates
+        and calibrations. You can pass the samples held in batches. Class weights that depend on the class counts are recomputed
+        without the sample. With ``scale="std"``, the scale stays that of all samples held, including the one left out.
 
         Args:
             x: (B, J), as added.
             y: (B,) labels or (B, K) targets, as added.
             weight: (B,), as added.
-            groups: (B,) numbers or names.
+            groups: (B,) group of each sample, as numbers or names, to leave out the whole group of a sample (leave-user-out).
+                Pass all samples of a group in one call.
             pairs: how ``multiclass="ovo"`` combines pairs: ``"votes"`` as in ``forward``, or ``"least"``, where the score of a
                 class is its lowest score against any other class. ``"least"`` gives finer margins.
 
@@ -379,19 +375,19 @@ class LSSVMHead(LinearHead):
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared", apply: bool = True,
     ) -> RhoPath:  # fmt: skip
-        """Choose rho and apply it. One decomposition is enough for all values.
+        """Choose rho and apply it. All values together need one decomposition.
 
         Args:
-            rhos: values > 0. None tries 100 values around the scale of the data.
-            method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
-                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``). With ``scale="std"``,
-                ``"gcv"`` and ``"loo"`` hold the scale fixed, and ``"kfold"`` derives it again without the fold.
+            rhos: (r,) values > 0 to try. Default: 100 values around the scale of the data.
+            method: ``"gcv"`` (generalized cross-validation, from the statistics alone), ``"loo"`` (exact leave-one-out; pass
+                all samples held as x and y) or ``"kfold"`` (exact, from the sums of each fold; requires ``folds``). With
+                ``scale="std"``, ``"gcv"`` and ``"loo"`` hold the scale fixed, and ``"kfold"`` recomputes it without the fold.
             x: (n, J), as added.
             y: (n,) or (n, K), as added.
             weight: (n,), as added.
-            ids: (n,), as added; only for k-fold by accuracy.
-            score: ``"squared"`` or ``"accuracy"`` ("loo" and "kfold", with x and y).
-            apply: False returns the errors and leaves rho as it is.
+            ids: (n,), as added. Required only for ``"kfold"`` with ``score="accuracy"``.
+            score: ``"squared"``, or ``"accuracy"`` for ``"loo"`` and ``"kfold"``, which then require x and y.
+            apply: set to False to return the errors and leave rho unchanged.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead

@@ -37,8 +37,8 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS, Integrity
 class LinearHead(nn.Module):
     """Base class of linear heads on features, whose samples can be added, removed and corrected exactly.
 
-    A head keeps the statistics of its samples, and every change to the statistics is exact. Its solver computes the weights
-    from the statistics when you read the weights. A lock serializes the methods of a head across threads.
+    A head keeps the statistics of its samples, and every change of the statistics is exact. The weights are computed from the
+    statistics when you read them. A lock serializes the methods of a head across threads.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -95,7 +95,7 @@ class LinearHead(nn.Module):
 
     @property
     def intercept(self) -> str:
-        """Treatment of the constant: "free", "penalized" or "none"."""
+        """How the intercept is treated: "free", "penalized" or "none"."""
         return self._options.intercept
 
     @property
@@ -105,36 +105,36 @@ class LinearHead(nn.Module):
 
     @property
     def normalize(self) -> str | None:
-        """Row normalization before the grid: None, "l2" or "sqrt"."""
+        """How each row is normalized before it is rounded to the grid: None, "l2" or "sqrt"."""
         return self.statistics.normalize
 
     @property
     def scale(self) -> str | None:
-        """Scale of the features at the solve: None, as they are, or "std", standardised."""
+        """How features are scaled at each solve: None for no scaling, "std" for standardization."""
         return self.statistics.scale
 
     @property
     def grid(self) -> FixedPoint | None:
-        """The grid in use; None while ``"auto"`` has seen no data, or without a grid."""
+        """The grid in use; None if the head has no grid, or if ``"auto"`` has seen no data yet."""
         return self.statistics.grid
 
     @property
     def counts(self) -> Tensor:
-        """Samples per class (K,)."""
+        """Number of samples per class (K,)."""
         catch_up(self)
         return self.statistics.counts.clone()
 
     @property
     def n(self) -> int | float:
-        """The number of samples held (their total weight)."""
+        """Total weight of the samples held: the number of samples, unless weights were given."""
         catch_up(self)
         return self.statistics.n
 
     @property
     def rho(self) -> float:
-        """The regularization; setting it costs one solve at the next read.
+        """The regularization. After you set rho, the next read of the weights solves for them.
 
-        Set rho to ``"gcv"`` (None for a margin head) to have it chosen from the samples from then on.
+        Set rho to ``"gcv"``, or to None for a margin head, to have the value chosen from the samples from then on.
         """
         if self._choices.rho_is_open and not self.statistics.empty:
             self._solve()
@@ -155,7 +155,7 @@ class LinearHead(nn.Module):
 
     @property
     def class_weight(self) -> str | Tensor | None:
-        """Weights by class, a copy; settable at any time when sums are kept per class."""
+        """A copy of the class weights. You can set them at any time if the head keeps sums per class."""
         weight = self._options.class_weight
         return weight.clone() if isinstance(weight, Tensor) else weight
 
@@ -173,7 +173,7 @@ class LinearHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of w in the layout of nn.Linear, (K, J)."""
+        """A copy of w with the layout (K, J) of nn.Linear."""
         return self._solve()[0].mT.clone()
 
     @property
@@ -195,16 +195,16 @@ class LinearHead(nn.Module):
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """Choices made from data (rho, a calibration), each with a note that says if it was made for the samples held now."""
+        """Choices made from data, such as rho or a calibration, and whether each was made for the samples held now."""
         return self._choices.listed(self.rho)
 
     @property
     def calibration(self) -> Calibration | None:
-        """The map from scores to probabilities, if it was made for the samples held now."""
+        """The map from scores to probabilities; None unless it was fitted on the samples held now."""
         return self._choices.calibration
 
     def config(self) -> dict[str, Any]:
-        """The options as primitives, with the rho in use; ``from_config`` makes an empty head like this one from them."""
+        """Return the options as primitives, with the rho in use. Pass them to ``from_config`` to create an empty head."""
         stats, weight = self.statistics, self._options.class_weight
         return {
             "in_features": self.in_features,
@@ -218,7 +218,7 @@ class LinearHead(nn.Module):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
-        """An empty head with the options of another one, as its ``config()`` returned them."""
+        """Create an empty head from the options that ``config()`` of another head returned."""
         options: dict[str, Any] = checkpoint.arguments(config) | {"device": device}
         return cls(**options)
 
@@ -228,28 +228,28 @@ class LinearHead(nn.Module):
         return {name: value for name, value in values.items() if value is not None}
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """Scores x @ w + b, float64; differentiable in x."""
+        """Return the scores x @ w + b (B, K) in float64, differentiable in x."""
         catch_up(self)
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         x = checks.scored_features(x, self.in_features, self.device, sparse=not self._keeps_rows)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
     def predict(self, x: Tensor, thresholds: Any = None) -> Tensor:  # (B, J) -> (B,) or (B, K)
-        """Return the class with the highest score (B,); ValueError for a row that holds NaN or inf.
+        """Return the class with the highest score for each row (B,). Raises ValueError if a row contains NaN or inf.
 
-        With ``targets="multilabel"``: booleans (B, K), True where the score of a label is above its threshold. With
-        ``targets="regression"``: numbers (B, K), or (B,) if K = 1, as scikit-learn returns them.
+        With ``targets="multilabel"``, returns booleans (B, K): True where the score of a label is above the threshold. With
+        ``targets="regression"``, returns numbers (B, K), or (B,) if K = 1, as scikit-learn does.
 
         Args:
-            x: (B, J).
-            thresholds: for ``"multilabel"``, one number or one for each label (K,); None is 0, the border of a least-squares
-                fit of -1 and +1. :func:`~torchlssvm.functional.several_targets.f1_thresholds` chooses them from leave-one-out
-                scores. The head does not keep them, so nothing of a sample stays behind in them after its removal.
+            x: (B, J) features.
+            thresholds: one number, or one number per label (K,), for ``"multilabel"``. Default: 0, halfway between the targets
+                -1 and +1. Use :func:`~torchlssvm.functional.several_targets.f1_thresholds` to choose thresholds from
+                leave-one-out scores. The head does not keep thresholds, so choose them again after removals.
         """
         return self.answers(checks.finite_scores(self(x)), thresholds)
 
     def answers(self, scores: Tensor, thresholds: Any = None) -> Tensor:
-        """What ``predict`` returns for inputs with these scores (B, K)."""
+        """Return what ``predict`` returns for inputs with these scores (B, K)."""
         if self.targets == "multilabel":
             return scores > checks.thresholds(thresholds, self.num_classes, scores.device)
         if thresholds is not None:
@@ -265,13 +265,14 @@ class LinearHead(nn.Module):
         return scores.argmax(1)
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K) by the last ``calibrate``; with ``calibrated=False``, (1 + score) / 2, clipped.
+        """Return probabilities (B, K), calibrated by the last call of :meth:`calibrate`.
 
-        With ``targets="multilabel"`` there is one probability for each label, and they do not sum to one. Scores of the
-        discriminant (``rule="lda"``) are log posteriors, so ``calibrated=False`` returns their softmax instead.
+        ``calibrated=False`` returns (1 + score) / 2, clipped to [0, 1]; with ``rule="lda"``, whose scores are log posteriors,
+        it returns their softmax. With ``targets="multilabel"``, each label has a probability, and the probabilities of a row do
+        not sum to one.
 
-        Raises NotFittedError before the first ``calibrate``, and again after any change to the samples, because a removed
-        sample may still affect the calibration. A margin head keeps its samples and calibrates itself.
+        Raises NotFittedError before the first :meth:`calibrate`, and after any change of the samples, because a removed sample
+        may still affect the calibration. A margin head keeps its samples and calibrates when needed.
         """
         scores = checks.finite_scores(self(x))
         if self.targets == "multilabel":
@@ -287,23 +288,26 @@ class LinearHead(nn.Module):
 
     @exclusive
     def digest(self) -> str:
-        """SHA-256 of the statistics. Digests are equal exactly if the statistics are. See :mod:`torchlssvm.statistics`."""
+        """Return the SHA-256 digest of the statistics. Two digests are equal exactly if the statistics are equal.
+
+        :meth:`torchlssvm.Statistics.digest` specifies the bytes.
+        """
         self._check_whole()
         with threads_for(PASS_WORK * self.in_features**2):
             return self.statistics.digest()
 
     @exclusive
     def drift(self) -> float:
-        """The largest relative deviation of the weights in use from those of ``refresh()``. Costs a solve."""
+        """Return the largest relative deviation of the weights in use from those of ``refresh()``. Costs one solve."""
         w = self._solve()[0]
         return relative_distance(w, self._solved_anew()[0]) if self.n else 0.0
 
     @exclusive
     def refresh(self) -> Self:
-        """Solve from the samples now. The weights then equal, bit for bit, those of a fresh head with the same data.
+        """Solve for the weights, so that they equal those of a new head with the same samples, bit for bit.
 
         If a rule chooses rho and samples have changed since the last choice, rho is chosen again first. A head on columns that
-        were chosen warns instead, because it has no sums of the other columns to choose them again.
+        were chosen by ``select`` issues a warning, because it cannot choose among columns that it does not have.
         """
         if self._choices.state_of("columns") is ChoiceState.STALE:
             warnings.warn(
@@ -360,24 +364,25 @@ class LinearHead(nn.Module):
         self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
         y_new: Any = None, weight: Any = None, groups: Any = None,
     ) -> Tensor:  # fmt: skip
-        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
+        """Compute how predictions at ``x_val`` would change if each sample, or group, were removed, added or relabelled.
 
-        With ``on="loss"``, a positive value means that the loss would rise, so a sample with a positive value for removal is
-        helpful. The work is done in tiles; only ``on="scores"`` forms a matrix of samples by points. With ``scale="std"`` the
-        scale stays that of all samples held.
+        The changes are exact; nothing is refitted. With ``on="loss"`` and ``what="remove"``, a positive value means that the
+        loss would rise without the sample, so the sample is helpful. With ``scale="std"``, the scale stays that of all samples
+        held. Memory does not grow with B times V, except with ``on="scores"``.
 
         Args:
-            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
-            y: (B,) or (B, K), their labels or targets.
-            x_val: (V, J), where to look.
-            y_val: (V,) labels or (V, K) targets, for "loss" and "accuracy".
+            x: (B, J), samples held, as added. For ``what="add"``, samples that are not held.
+            y: (B,) labels or (B, K) targets of these samples.
+            x_val: (V, J), the points at which the change is measured.
+            y_val: (V,) labels or (V, K) targets of these points. Required for ``"loss"`` and ``"accuracy"``.
             what: ``"remove"``, ``"add"`` or ``"relabel"``.
-            on: ``"loss"`` (mean squared error, or squared hinge of a margin head) or ``"accuracy"``, returns (B,);
-                ``"scores"``, returns (B, V, K); or a function from scores (b, V, K) to one number for each change (b,).
-            y_new: (B,), for ``"relabel"``.
+            on: what to measure. ``"loss"`` (mean squared error, or squared hinge for a margin head) and ``"accuracy"`` return
+                (B,). ``"scores"`` returns (B, V, K). A function from scores (b, V, K) to one number per change (b,) is also
+                accepted.
+            y_new: (B,) new labels. Required for ``"relabel"``.
             weight: (B,), as added.
-            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
-                which they first appear.
+            groups: (B,) group of each sample. The samples of a group change together, and the result has one entry per group,
+                in order of first appearance.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -393,10 +398,9 @@ class LinearHead(nn.Module):
         self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
         ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
     ) -> Influential:  # fmt: skip
-        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
+        """Find the ``count`` most helpful and the ``count`` most harmful samples, or groups, by their influence at ``x_val``.
 
-        The computation forms no matrix of samples by points. ``ids`` (B,) are returned with the samples. The other arguments
-        are those of ``influence``.
+        Pass ``ids`` (B,) to get the ids of these samples too. The other arguments are those of :meth:`influence`.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -417,17 +421,17 @@ class LinearHead(nn.Module):
 
     @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
-        """Fit probabilities on the leave-one-out scores of samples held, so that no held-out data is needed. Returns self.
+        """Fit probabilities on the leave-one-out scores of samples held, so that you need no held-out data. Returns self.
 
         Args:
             x: (n, J), as added.
             y: (n,), as added.
             weight: (n,), as added.
-            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two, and for each label of
-                ``targets="multilabel"``, which takes no temperature) or ``"isotonic"``. A temperature
-                keeps the order of the scores. With the other methods, the most probable class may differ from the one that
-                ``predict`` returns, because ``predict`` always uses the scores.
-            groups: (n,), e.g. users. If given, the fit uses leave-group-out scores.
+            method: ``"temperature"`` (default for three or more classes), ``"platt"`` (default for two classes and for
+                ``targets="multilabel"``, which does not support ``"temperature"``) or ``"isotonic"``. A temperature keeps the
+                order of the scores. With the other methods, the most probable class may differ from the class that ``predict``
+                returns, because ``predict`` always uses the scores.
+            groups: (n,) group of each sample, e.g. the user. The fit then uses leave-group-out scores.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -445,21 +449,25 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
+        """Learn samples.
 
-        With ``targets="multilabel"``, y is (B, K) of 0 and 1, or booleans. A least-squares head sums sparse rows of scipy or
-        torch without making them dense. A margin head accepts labels only.
+        Args:
+            x: (B, J) features. A least-squares head also accepts sparse scipy and torch matrices, without making them dense.
+            y: (B,) labels; (B, K) booleans or zeros and ones for ``targets="multilabel"``; or (B, K) float targets. A margin
+                head accepts labels only.
+            weight: (B,) weights of the samples, which must be integers if the head has a grid.
+            ids: (B,) ids of the samples. Required if the head has folds.
         """
         return self._apply_changes([(self._check(x, y, weight, ids), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Unlearn samples held. The arguments must be the same, bit for bit, as when the samples were added."""
+        """Unlearn samples held. Pass the same arguments, bit for bit, as when the samples were added."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
-        """Add and remove jointly (Theorem 1). Each argument is (x, y) or (x, y, weight, ids); remove only samples held."""
+        """Add and remove samples in one step (Theorem 1). Pass each argument as (x, y) or (x, y, weight, ids)."""
         changes: list[tuple[SampleBatch, int]] = []
         for samples, sign in signed_samples(add, remove):
             x, y, weight, ids = (*samples, None, None)[:4]
@@ -469,7 +477,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
-        """Exchange samples held for others. ids: for folds."""
+        """Replace samples held with others. Pass ``ids`` if the head has folds."""
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     def merge(self, other: Self) -> Self:
@@ -503,9 +511,9 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add_classes(self, k: int) -> Self:
-        """Make room for k more classes. Samples held become negative examples of the new classes (float targets: 0).
+        """Add k classes. The samples held become negative examples of the new classes, or get the float target 0.
 
-        With ``targets="multilabel"``, K labels become K + k, and no sample held has the new ones.
+        With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
         if self._keeper is not None:
             raise StoreError(
@@ -535,7 +543,7 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it."""
+        """Return leave-one-out scores (B, K) of samples held: each score comes from a head that never saw the sample."""
         raise NotImplementedError
 
     def _influence(self, *arguments: Any, **more: Any) -> Tensor:

@@ -33,7 +33,7 @@ __all__ = ["MarginHead"]
 
 
 class MarginHead(LinearHead):
-    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, with exact changes of its samples.
+    r"""Squared-hinge SVM head: a max-margin classifier whose samples can be added, removed and relabelled exactly.
 
     Minimizes, for each class k against the rest, with y = +1 for the class and -1 otherwise,
 
@@ -52,23 +52,24 @@ class MarginHead(LinearHead):
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
         rho: the regularization, a number > 0, which corresponds to C = 1 / (2 rho) of ``LinearSVC``. It can be set at any time.
-            None chooses rho by :meth:`select_rho` with its defaults, at the first read with 10 samples of two classes and again
-            at each ``refresh()`` after samples have changed. With fewer samples rho is 1.0, and ``choices`` reports that it is
-            open.
+            With None, rho is chosen by :meth:`select_rho` with default arguments, at the first read with 10 samples of two
+            classes and again at each ``refresh()`` after samples have changed. With fewer samples, rho is 1.0, and ``choices``
+            reports that rho is not chosen yet.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). With ``"balanced"`` or ``"complement"``, every change of samples changes every class.
-        grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
-        per_class: keep sums per class. None keeps them only if ``class_weight`` needs them.
+        grid: a :class:`FixedPoint`, a number (the largest feature that the grid can represent) or ``"auto"`` (a power of two
+            from the first batch).
+        per_class: keep sums per class. Default: only if ``class_weight`` requires them.
         normalize: None, ``"l2"`` or ``"sqrt"``. Each row is normalized before it is rounded to the grid, as in
             :class:`~torchlssvm.LSSVMHead`.
-        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, as in
-            :class:`~torchlssvm.LSSVMHead`. Both are derived again at each solve. Every change of samples then changes every
-            class. Leave-one-out and influence hold the scale fixed.
-        targets: ``"classes"``. Several labels for each sample, and numbers, are refused: use :class:`~torchlssvm.LSSVMHead`.
-        rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file
+        scale: ``"std"`` standardizes features by the mean and deviation of the samples held, as in
+            :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and influence hold
+            the scale fixed.
+        targets: only ``"classes"``. For several labels per sample, or for numbers, use :class:`~torchlssvm.LSSVMHead`.
+        rows_folder: folder in which to keep the rows as a memory-mapped file instead of in memory, 4 bytes per number. The file
             is unlinked and disappears with the process. Copies of the head keep their rows in memory.
-        device: where the state lives.
+        device: device of the sums and weights.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -156,7 +157,7 @@ class MarginHead(LinearHead):
     @property
     @exclusive
     def active_counts(self) -> Tensor:
-        """Samples active in each class (K,)."""
+        """Number of active samples in each class (K,)."""
         self._solve()
         copies = self.samples.copies
         counts = [copies[self._solver.active(k)].sum() for k in range(self.num_classes)]
@@ -164,7 +165,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def active(self, x: Any, y: Any) -> Tensor:
-        """Tell which samples held are active in which class (B, K). x: (B, J); y: (B,), as added."""
+        """Return which samples held are active in which class (B, K). Pass x (B, J) and y (B,) as added."""
         self._solve()
         slots = self.samples.find(self._check(x, y))
         return torch.stack([self._solver.active(k)[slots] for k in range(self.num_classes)], 1)
@@ -173,7 +174,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Give samples held new labels. Classes other than the old and the new one do not change."""
+        """Change the labels of samples held. Only the old and the new classes of these samples change."""
         return self._apply_changes([(self._check(x, y_old, weight, ids), -1), (self._check(x, y_new, weight, ids), 1)])
 
     @exclusive
@@ -202,10 +203,10 @@ class MarginHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
-        """Exact scores (B, K) of samples held, each by the head that never saw it, with the active sets of that head.
+        """Return exact leave-one-out scores (B, K) of samples held, with the active sets of the head without the sample.
 
-        Nothing is refitted. All samples of a class are left out with the same inverse, and a sample that is not active in a
-        class keeps its current score. Arguments as for :meth:`torchlssvm.LSSVMHead.leave_one_out`.
+        Nothing is refitted. A sample that is not active in a class keeps its current score. The arguments are those of
+        :meth:`torchlssvm.LSSVMHead.leave_one_out`.
         """
         return margin_changes.leave_one_out(self, x, y, weight, groups)
 
@@ -219,13 +220,13 @@ class MarginHead(LinearHead):
         """Choose rho on the samples held, and apply it.
 
         Args:
-            rhos: values > 0. None tries nine values from the mean eigenvalue of the features down to 1e-4 of it.
+            rhos: (r,) values > 0 to try. Default: nine values from the mean eigenvalue of the features down to 1e-4 of it.
             method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused,
                 because the scores of this head are not linear in the targets.
             score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
-            folds: number of folds for ``"kfold"``. A hash of its features and label assigns a sample to a fold, so copies share
-                a fold.
-            apply: False returns the errors and leaves rho as it is.
+            folds: number of folds for ``"kfold"``. A hash of the features and the label assigns each sample to a fold, so
+                copies of a sample share a fold.
+            apply: set to False to return the errors and leave rho unchanged.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -244,7 +245,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def least_squares(self) -> LSSVMHead:
-        """A least-squares head on the same samples, with the same options. Use it for leverage, GCV and the choice of columns.
+        """Return a least-squares head on the same samples with the same options, for leverage, GCV and choosing columns.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -261,7 +262,7 @@ class MarginHead(LinearHead):
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
+        """Return probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
         if calibrated and self.calibration is None and self.n:
             self._calibrate_on_rows()
         return super().predict_proba(x, calibrated)

@@ -1,4 +1,4 @@
-"""A durable store of samples with a live head, which events correct and from which samples are erased with a receipt.
+"""Keep samples and their head durably in a folder, correct them by events, and erase samples with a receipt.
 
 A store is a folder:
 

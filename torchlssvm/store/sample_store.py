@@ -71,7 +71,7 @@ Groups: TypeAlias = str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Preview:
-    """The effect that events would have. Accuracies are None without labels, or if no sample would remain."""
+    """The effect that events would have. Accuracies are None if you pass no labels, or if no sample would remain."""
 
     samples: int
     remaining: int
@@ -94,30 +94,30 @@ class Compaction:
 
 
 class SampleStore:
-    """Samples with ids and subjects, and a head that always matches them. Features are stored as the head summed them.
+    """Keep samples with ids and subjects in a folder, together with a head that always matches them.
 
     ``SampleStore(path, head=head)`` creates a store with an empty head, or opens an existing store and restores the head. When
     you open an existing store, you may omit ``head`` unless it is a kernel machine. The store is a context manager. All changes
-    of a call are durable when the call returns.
+    of a call are durable when the call returns. Features are stored as the head summed them.
 
     Args:
         path: a folder.
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead`, or a kernel machine.
-        fingerprint: identifies the network that computes the features (:mod:`torchlssvm.backbone_hash`). The store is bound to
-            this network and refuses features of any other network.
+        fingerprint: hash of the network that computes the features (:mod:`torchlssvm.backbone_hash`). The store then refuses
+            features of any other network.
         readonly: open for reading only, e.g. while another process writes.
         timeout: seconds to wait for another writer.
-        snapshot_rows: number of changed rows after which the statistics are saved. They are also saved by closing and
-            compacting the store.
+        snapshot_rows: number of changed rows after which the statistics are saved. Closing and compacting the store also save
+            them.
         accept_rollback: open the store even if it may have lost acknowledged events. The journal records this.
         device: device of the head, if you pass no head.
-        suppression_list: a file that prevents samples erased on request from being added again
-            (:class:`~torchlssvm.store.SuppressionList`). The store uses the list from then on, and several stores may share a
-            list. A missing file is created.
-        suppression_key: the key of the list, as 32 bytes, 64 hex digits or a file. The default is the environment variable
+        suppression_list: file that prevents samples erased on request from being added again
+            (:class:`~torchlssvm.store.SuppressionList`). The file is created if it does not exist. The store uses the list from
+            then on. Several stores may share a list.
+        suppression_key: key of the list, as 32 bytes, 64 hex digits or a file. Default: the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``. Without the key, a store with a list refuses to add and remove samples.
-        erased: how to treat an Add with samples that were erased on request: "refuse" the whole event, or "skip" these samples.
-            An ``LSSVMModule`` skips by default, because its data set may still have them.
+        erased: what to do with an Add of samples that were erased on request: ``"refuse"`` the whole event, or ``"skip"`` these
+            samples. An ``LSSVMModule`` skips them by default, because its data set may still contain them.
 
     >>> import tempfile, torch
     >>> from torchlssvm import LSSVMHead, FixedPoint
@@ -291,9 +291,10 @@ class SampleStore:
         return self._db.closed
 
     def close(self) -> None:
-        """Store options that were set, write a snapshot, and close the files. No event is lost if you do not call this.
+        """Write options that were set on the head and a snapshot, and close the files.
 
-        Raises StoreError if options that were set on the head cannot be written. The files are closed even then.
+        No event is lost if you do not call this method. Raises StoreError if the options cannot be written; the files are
+        closed even then.
         """
         if self.closed:
             return
@@ -323,28 +324,28 @@ class SampleStore:
 
     @property
     def head(self) -> Any:
-        """The live head. Change its samples through :meth:`apply` only.
+        """The live head. Change its samples only with :meth:`apply`.
 
-        You may keep a reference to a linear head until the store is closed, because such a head applies the changes of other
-        processes before each use. For a kernel machine, read this property again to get these changes.
+        You may keep a reference to a linear head until the store is closed: the head applies the changes of other processes
+        before each use. A kernel machine does not, so read this property again to get these changes.
         """
         with self.view():
             return self.live.follow().head
 
     @property
     def head_position(self) -> int:
-        """The journal position of the live head. It is behind the store's position if another process has written since."""
+        """The journal position of the live head, which is behind :attr:`position` if another process has written since."""
         return self.position if self.live.stale and not self.closed else self.live.position
 
     def restore(self) -> str:
-        """Restore the head from the store after any change to the head; return a description of what was done."""
+        """Restore the head from the store after the head was changed directly; return a description of what was done."""
         with self.view():
             self.live.stale = True
             _ = self.head
             return self.live.recovery
 
     def relearn(self, machine: Any) -> Any:
-        """Empty a machine and train it on all rows of the store."""
+        """Clear a machine and train it on all rows of the store."""
         adapter = adapter_for(machine)
         with self.view():
             adapter.clear()
@@ -355,9 +356,9 @@ class SampleStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[None]:
-        """``with store.view():`` gives a consistent view of one position, even while other processes write.
+        """Read one position consistently while other processes write: ``with store.view(): ...``.
 
-        Until the view ends, other threads wait, no other process can finish a compaction, and nothing can be written.
+        Inside the block you cannot write. Other threads wait, and no other process can finish a compaction.
         """
         return self._db.view()
 
@@ -394,20 +395,20 @@ class SampleStore:
             yield from rows
 
     def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
-        """All samples in batches, with features x as the head summed them."""
+        """Yield all samples in batches, with features as the head summed them."""
         return self.table.batches(size=size)
 
     def get(self, ids: Any) -> StoredRows:
-        """Samples by id, in the order of the given ids."""
+        """Return the samples with the given ids, in the order of these ids."""
         wanted = check_ids(ids)
         with self.view():
             self.table.load_codec()
             return self.table.read(self.table.find(wanted), wanted)
 
     def find(self, subject: str | None = None, label: int | str | None = None) -> list[str]:
-        """The ids of all samples of a subject, with a label, or both, in the order they were added.
+        """Return the ids of all samples of a subject, with a label, or both, in the order in which they were added.
 
-        A label is the number of a class, or its name.
+        Pass the label as a class number or a class name.
         """
         with self.view():
             head = self._db.get("head")
@@ -426,23 +427,23 @@ class SampleStore:
         return self._journal.of(event_id) is not None
 
     def recorded_id(self, event_id: str) -> str:
-        """The id of an event in the journal, in certificates and in receipts: a hash under a key of this store."""
+        """Return the keyed hash under which the journal, certificates and receipts record an event id."""
         return self._journal.recorded_id(event_id)
 
     def subjects(self) -> dict[str, int]:
-        """Each subject and the number of its samples."""
+        """Return a dict that maps each subject to the number of its samples."""
         with self.view():
             return self.table.subjects()
 
     def dataset(self) -> StoreDataset:
-        """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
+        """Return the samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
         with self.view():
             return StoreDataset(self.path, [i for ids, _ in self.table.names() for i in ids])
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
-        """Values written with :meth:`set_note`, by name, in order.
+        """Return the notes written with :meth:`set_note` as a dict, sorted by name.
 
-        With a prefix, only names that begin with it are returned.
+        Pass ``prefix`` to get only the notes whose names begin with the prefix.
         """
         with self.view():
             return {prefix + name: value for name, value in self._db.records(NOTE_PREFIX + prefix).items()}
@@ -452,7 +453,7 @@ class SampleStore:
         return self._db.get(NOTE_PREFIX + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
-        """Store a JSON value of your own under a name. None deletes it.
+        """Store a JSON value under a name. Pass None to delete the note.
 
         Do not store personal data in notes. The only exception is an event that waits for its samples
         (``corrections.waiting_events``).
@@ -471,7 +472,7 @@ class SampleStore:
         return self._journal.entries()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics about the store, as primitives."""
+        """Return facts about the store as primitives."""
         with self.view():
             self.table.load_codec()
             state, codec = self._db.get("state"), self.table.codec
@@ -510,14 +511,14 @@ class SampleStore:
 
     @exactly
     def leave_one_out(self, pairs: str = "votes", groups: Groups = None) -> tuple[list[str], Tensor, Tensor]:
-        """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
+        """Return ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order added.
 
-        Rows of the same person or picture are similar. If only one of them is left out, the head still knows the others, and
-        its scores are too good. ``groups`` leaves such rows out together.
+        Rows of the same person or image are similar. If only one of them is left out, the head still knows the others, and the
+        scores are too good. Pass ``groups`` to leave out such rows together.
 
         Args:
             pairs: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
-            groups: ``"subject"``, or a dict from ids to groups. Samples without a group are left out one by one. If you pass no
+            groups: ``"subject"``, or a dict that maps ids to groups. Samples without a group are left out one by one. Without
                 groups, a UserWarning is issued if rows of one subject are similar.
         """
         with self.view():
@@ -602,9 +603,9 @@ class SampleStore:
 
         Args:
             method: see :meth:`torchlssvm.LSSVMHead.calibrate`.
-            keep: recalibrate as part of each event. Each event then reads all rows. If False, an event invalidates the
-                calibration, and ``predict_proba`` raises an error until you call this method again. Certificates state whether
-                the calibration is kept. The default is True for a store that ``attach`` opened, and False otherwise.
+            keep: recalibrate with each event, which then reads all rows. If False, an event invalidates the calibration, and
+                ``predict_proba`` raises an error until you calibrate again. Certificates state whether the calibration is kept.
+                Default: True for a store that ``attach`` opened, otherwise False.
             groups: see :meth:`leave_one_out`. With ``keep``, only ``"subject"`` is allowed.
         """
         self._check_writable()
@@ -641,11 +642,11 @@ class SampleStore:
             log.warning("%s: the calibration could not be made again: %s", self.path, error)
 
     def refresh(self) -> float | None:
-        """Choose rho again if its rule is ``"gcv"`` and samples have changed since; store and return rho.
+        """Choose rho again if a rule chooses rho and samples have changed since the last choice; store and return rho.
 
         A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. A
-        calibration that is kept is renewed. Commands call this method at their end, and :meth:`certificate` calls it first. A
-        store that cannot be written keeps its rho, and its record of choices marks this rho as older than the samples.
+        calibration that is kept is renewed. Commands call this method when they end, and :meth:`certificate` calls it first. A
+        store that cannot be written keeps its rho, and ``choices`` reports that this rho is older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
@@ -660,7 +661,7 @@ class SampleStore:
         return adapter.head.rho
 
     def set_rho(self, value: float | str) -> float:
-        """Set and store rho of the head; return the value in use.
+        """Set rho of the head, store it, and return the value in use.
 
         Pass a number, or a rule that chooses rho from the samples: ``"gcv"`` for an :class:`~torchlssvm.LSSVMHead`, ``"kfold"``
         or ``"loo"`` for a :class:`~torchlssvm.MarginHead`. Other writers wait while rho is chosen.
@@ -672,7 +673,7 @@ class SampleStore:
         return float(self.head.rho)
 
     def set_class_weight(self, value: Any) -> None:
-        """Set and store the class weights of the head: None, "balanced", "complement" or numbers (K,)."""
+        """Set the class weights of the head (None, "balanced", "complement" or numbers (K,)) and store them."""
         self._set_option(lambda head: setattr(head, "class_weight", value))
 
     def recalibrate(self) -> None:
@@ -700,21 +701,21 @@ class SampleStore:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, in the order of the labels; empty if the classes have no names."""
+        """The names of the classes, in label order; empty if the classes have no names."""
         return list(self._db.get("classes", []))
 
     def labels(self, names: Any) -> Any:
-        """The labels of classes that are given by name: ``store.apply(Relabel(ids=["a"], y=store.labels(["cat"])))``.
+        """Convert class names to labels: ``store.apply(Relabel(ids=["a"], y=store.labels(["cat"])))``.
 
-        Numbers stay as they are. Raises ValueError, with similar names, if there is no such class, and for any name if samples
-        have several labels or numbers.
+        Numbers are returned unchanged. Raises ValueError, with similar names, for an unknown class, and for any name with
+        ``targets="multilabel"`` or ``"regression"``.
         """
         return class_numbers(names, self.classes, self._db.get("head").get("targets", "classes"))
 
     def name_classes(self, names: Sequence[str] | Callable[[list[str]], Sequence[str]]) -> None:
-        """Name the classes, in the order of the labels. You may give fewer names than there are classes.
+        """Name the classes, in label order. You may pass fewer names than there are classes.
 
-        ``names`` contains the names, or is a function that maps the current names to the new ones and is called atomically.
+        Pass a list of names, or a function that maps the current names to the new names and is called atomically.
         """
         self._check_writable()
         with self._db.transaction():
@@ -726,10 +727,10 @@ class SampleStore:
             self._db.put("classes", checked)
 
     def add_classes(self, classes: int | Sequence[str], event_id: str | None = None) -> None:
-        """Add classes, given by their names or their number. The journal records the change.
+        """Add classes, given as names or as a number. The journal records the change.
 
-        Afterwards the digest is that of a head that had all classes from the start. Raises ValueError if the samples have float
-        targets, because their number of columns is fixed, and StoreError for a kernel machine.
+        Afterwards the digest equals that of a head that had all classes from the start. Raises ValueError if the samples have
+        float targets, because the number of target columns is fixed, and StoreError for a kernel machine.
         """
         self._check_writable()
         event = check_text(event_id or new_event_id(), "event_id")
@@ -783,23 +784,25 @@ class SampleStore:
         keep_receipt: bool = False,
         recalibrate: bool = True,
     ) -> EventResult | list[EventResult]:
-        """Apply one or more events to the samples and the head: all or nothing, durable when this returns.
+        """Apply one or more events to the samples and the head, all or none. The change is durable when the call returns.
 
-        ``notes`` are written in the same transaction (see :meth:`set_note`). ``request`` is the id of the request
-        (:attr:`requests`) that Remove events belong to. If the store uses a suppression list, the samples of a request are
-        entered in the list before they are erased. ``keep_receipt`` keeps the nonces of Remove events until compaction, for
-        :meth:`write_receipt`. The nonces of a request are always kept. ``recalibrate=False`` postpones the recalibration: use
-        it for many calls in a row, and call :meth:`recalibrate` after the last one.
+        An event that was already applied changes nothing, and its result says so. Threads may share a store; they take turns,
+        and readers of the head wait during a change. After an interrupt, either all or none of the events are applied. Apply
+        them again with the same event ids.
 
-        An event that was already applied changes nothing, and its result says so. If its id is used again with different
-        content, or if its samples have been added again since, a ValueError is raised.
+        Args:
+            events: an event, or several.
+            notes: notes to write in the same transaction (see :meth:`set_note`).
+            request: id of the request (:attr:`requests`) that Remove events belong to. If the store uses a suppression list,
+                the samples are entered in the list before they are erased.
+            keep_receipt: keep the nonces of Remove events until compaction, for :meth:`write_receipt`. The nonces of a request
+                are always kept.
+            recalibrate: set to False for many calls in a row, and call :meth:`recalibrate` after the last one.
 
-        An error leaves the samples and the head unchanged. RemovalError is raised for an unknown id or subject, ValueError or
-        GridError for samples that the head refuses, StoreError if the head was changed directly, StoreBusyError while another
-        process writes, and StoreDiskError if the disk is full.
-
-        Threads may share a store. They take turns, and readers of the head wait during a change. After an interrupt, either all
-        or none of the events are applied. Apply them again with the same event ids.
+        An error leaves the samples and the head unchanged. Raises RemovalError for an unknown id or subject, ValueError or
+        GridError for samples that the head refuses, ValueError for a used event id with different content or with samples that
+        were added again since, StoreError if the head was changed directly, StoreBusyError while another process writes, and
+        StoreDiskError if the disk is full.
         """
         given = as_events(events)
         self._check_writable()
@@ -854,12 +857,11 @@ class SampleStore:
             log.warning("%s: the events are applied, but a file beside them is not written: %s", self.path, error)
 
     def without_held(self, event: Add) -> Add | None:
-        """Return the samples of an Add that the store does not hold yet; None if the store holds all of them.
+        """Return the samples of an Add that the store does not hold yet, or None if the store holds all of them.
 
-        A sample whose id is in the store is compared with the stored row, which stays unchanged. Features may differ by
-        rounding, because a network computes slightly different values in another batch. The tolerance is 1e-3 of the largest
-        value of the row (TF32 has 10 bits) plus one step of the grid. A ValueError names the first id whose features, label or
-        subject differ.
+        A sample whose id is in the store is compared with the stored row, which stays unchanged. Features may differ by 1e-3 of
+        the largest value of the row (TF32 has 10 bits) plus one step of the grid, because a network computes slightly different
+        values in another batch. Raises ValueError with the first id whose features, label or subject differ.
         """
         held = self.table.held(event.ids)
         if not held:
@@ -890,12 +892,15 @@ class SampleStore:
         return Add(ids, event.x[new], event.y[new], subjects, event.fingerprint, event.event_id)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
-        """Try events without keeping them: count the predictions that would change on given data, and compare accuracies.
+        """Try events without keeping them, to count the predictions that would change and to compare accuracies.
 
-        With ``targets="multilabel"`` each label of a sample counts as a prediction. Numbers have no accuracy, so x is refused
-        with ``targets="regression"``.
+        The events change a copy of the head, in a transaction that is rolled back.
 
-        x: (B, J); y: (B,) labels, or (B, K). The events change a copy of the head, in a transaction that is rolled back.
+        Args:
+            events: an event, or several.
+            x: (B, J), the points to predict. With ``targets="multilabel"``, each label of a point counts as a prediction. Not
+                allowed with ``targets="regression"``, which has no accuracy.
+            y: (B,) or (B, K), the labels of these points, for the accuracies.
         """
         given = as_events(events)
         self._check_writable()
@@ -940,8 +945,8 @@ class SampleStore:
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Use a suppression list from now on; return the ids of samples in the store that are on the list.
 
-        A missing file is created. A store cannot switch to a different list. If you moved the file, call this method with its
-        new path.
+        The file is created if it does not exist. A store cannot switch to a different list. If you moved the file, call this
+        method with the new path.
         """
         self._check_writable()
         with self._db.held():
@@ -975,10 +980,10 @@ class SampleStore:
     erase = erase
 
     def erase_returned(self, **files: Any) -> Erasure | None:
-        """Erase the samples in the store that are on the suppression list; return None if there are no such samples.
+        """Erase samples that are on the suppression list, after you restored an old copy of the store.
 
-        Use this method after you have restored an old copy of the store. ``files`` are ``receipt``, ``compact``,
-        ``certificate`` and ``key``, as for :meth:`erase`. Raises StoreError without the key of the list.
+        Returns None if there are no such samples. ``files`` are ``receipt``, ``compact``, ``certificate`` and ``key``, as for
+        :meth:`erase`. Raises StoreError without the key of the list.
         """
         self._check_writable()
         held = self.suppression.compare(note=True)
@@ -987,10 +992,10 @@ class SampleStore:
         return done
 
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
-        """Allow a lawful return: remove names from the suppression list and record this in the journal; return their number.
+        """Remove names from the suppression list, so that the samples may be added again; return the number of names.
 
-        The journal entry has the kind "readmit" and contains the keyed hashes of the names. An erasure by subject puts both the
-        subject and the ids of its samples on the list, so name all of them. Raises ValueError if a name is not on the list.
+        An erasure by subject puts the subject and the ids of all its samples on the list, so pass all of them. The journal
+        records keyed hashes of the names under the kind "readmit". Raises ValueError if a name is not on the list.
         """
         owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
         if not owners and not samples:
@@ -1012,7 +1017,7 @@ class SampleStore:
             return len(tags)
 
     def receipt(self, event_ids: str | Sequence[str]) -> ErasureReceipt:
-        """Make the receipt of erasures that belong to one request or to none; StoreError once a compaction has removed it."""
+        """Return the receipt of erasures, all of one request or of none. Raises StoreError after a compaction removed it."""
         event_ids = [self.recorded_id(event_id) for event_id in name_list(event_ids, "event_ids")]
         with self.view():
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
@@ -1043,15 +1048,15 @@ class SampleStore:
     def compact(self) -> Compaction:
         """Destroy the remaining bytes of erased samples in all files of the store.
 
-        A compaction changes the following data:
+        A compaction:
 
-        - It removes the kept receipts, and raises StoreError if one of them has not been written to a file.
-        - It replaces the names in requests with commitments, and destroys the keys of commitments to earlier states.
-        - It chooses rho again if rho has a rule, because erased samples have influenced the old value.
-        - It renumbers the rows, rewrites the database, empties the log and saves the statistics.
-        - It removes older snapshots and the ``*.until-compaction`` files of other modules.
+        - removes the kept receipts, and raises StoreError if one of them has not been written to a file;
+        - replaces the names in requests with commitments, and destroys the keys of commitments to earlier states;
+        - chooses rho again if a rule chooses rho, because erased samples have influenced the old value;
+        - renumbers the rows, rewrites the database, empties the log and saves the statistics;
+        - removes older snapshots and the ``*.until-compaction`` files of other modules.
 
-        The log cannot be emptied while a reader is open. A StoreBusyError is then raised. Until a compaction succeeds,
+        Raises StoreBusyError while a reader is open, because the log cannot be emptied then. Until a compaction succeeds,
         certificates contain ``compacted: false``.
         """
         self._check_writable()
@@ -1088,7 +1093,7 @@ class SampleStore:
     # -- backup --------------------------------------------------------------------------------------------------------
 
     def backup(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the store, as it is at one position, to a new folder, while this and other processes continue to use it.
+        """Copy the store at one position to a new folder, while this and other processes continue to use the store.
 
         The copy still contains samples that you erase later. Restore it only with :meth:`from_backup`, which erases these
         samples again.
@@ -1126,7 +1131,7 @@ class SampleStore:
             suppression_list: the path of the list, if the list was moved.
             files: ``receipt``, ``compact``, ``certificate`` and ``key``, as for :meth:`erase`, for the repeated erasure.
 
-        Returns: the folder, and the erasure that was repeated (None if there was nothing to erase).
+        Returns: the new folder, and the erasure that was repeated, or None if there was nothing to erase.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SuppressedWarning)  # what the warning asks for is done here
@@ -1152,7 +1157,7 @@ class SampleStore:
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
         """Record that a file contains the current head. Certificates list the file if it is older than an erasure.
 
-        For an earlier state of the head, give its journal ``position``.
+        If the file contains an earlier state of the head, pass the journal ``position`` of that state.
         """
         self.certificates.register(path, self.head_position if position is None else position)
 
@@ -1161,8 +1166,8 @@ class SampleStore:
     ) -> Certificate:
         """Issue a certificate of one or more events, for the current state of the store.
 
-        ``key`` is an Ed25519 key, see :func:`torchlssvm.audit.private_key`. Without a key the certificate is unsigned.
-        ``choices`` are other choices made from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
+        Pass an Ed25519 key (see :func:`torchlssvm.audit.private_key`) as ``key`` to sign the certificate. Pass other choices
+        that you made from data as ``choices``, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
         self.refresh()
         wanted = dict.fromkeys(self.recorded_id(name) for name in name_list(event_id, "event_id"))
@@ -1176,7 +1181,7 @@ class SampleStore:
         return certificate if key is None else sign(certificate, key)
 
     def opening(self, position: int | None = None) -> Opening | None:
-        """The opening of the commitment to a state, by default the current one; None if the opening is destroyed.
+        """Return the opening of the commitment to a state, by default the current one; None if the opening is destroyed.
 
         Anybody who has the opening and the remaining samples can test guesses about samples that are erased later. Give the
         opening only to a verifier who must check a head without the store (:class:`~torchlssvm.audit.Opening`).
@@ -1193,10 +1198,10 @@ class SampleStore:
     def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
         """Recompute the sums of all rows; return the number of rows and the digest.
 
-        The rows must be exactly the samples that the journal records as added and not removed since. The id and nonce of each
-        row must match a commitment of its own; otherwise a StoreError is raised. ``entries`` is the result of :meth:`history`,
-        if you already have it. ``fast`` checks the head's sums against the rows with Freivalds' test instead, and raises
-        StoreError if they differ.
+        Raises StoreError unless the rows are exactly the samples that the journal records as added and not removed since, and
+        the id and nonce of each row match a different commitment. Pass ``entries``, the result of :meth:`history`, if you
+        already have it. ``fast`` does not sum the rows again but compares the sums of the head with the rows by Freivalds'
+        test, and raises StoreError if they differ.
         """
         with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from torchlssvm.progress_bar import progress_bar
 
@@ -18,22 +19,18 @@ def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Calla
     if wanted is False:
         yield None
         return
-    if callable(wanted):
-        furthest = 0.0
-
-        def pass_on(share: float) -> None:
-            nonlocal furthest
-            furthest = max(furthest, share)  # a fit may need a second start
-            wanted(furthest)
-
-        yield pass_on
-        return
-    with progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0) as count:
-        percent = 0
+    bar: Any = nullcontext()
+    if not callable(wanted):
+        bar = progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0)
+    furthest = 0.0
+    with bar as count:
 
         def report(share: float) -> None:
-            nonlocal percent
-            count(max(0, int(100 * share) - percent))
-            percent = max(percent, int(100 * share))
+            nonlocal furthest
+            before, furthest = furthest, max(furthest, share)  # a fit may need a second start
+            if callable(wanted):
+                wanted(furthest)
+            else:
+                count(int(100 * furthest) - int(100 * before))
 
         yield report

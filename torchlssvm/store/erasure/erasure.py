@@ -36,7 +36,7 @@ class Erasure:
         event_ids: all erasures that the receipt and the certificate cover.
         still_held: names in the request that still have samples in the store.
         receipt: the file written by this call or by an earlier one; None if there is no receipt.
-        compaction: the result of the compaction; None if you did not request one, or if an earlier call did it.
+        compaction: the result of the compaction; None if you did not request one, or if an earlier call compacted the store.
         certificate: the certificate; None if you did not request one.
         unfinished: the reason why the store could not be compacted. Repeat the call later to finish.
     """
@@ -77,12 +77,13 @@ def erase(
         store: the store.
         subjects: one or more subjects.
         ids: the ids of the samples.
-        request: an open request (:attr:`requests`). Without subjects and ids, all samples that it names are erased.
-        event_id: the id of the erasure (default: a random id).
-        receipt: file of the receipt, which names the erased people. It must be outside the store.
-        compact: also destroy the bytes, see :meth:`compact`.
-        certificate: file of the certificate.
-        key: signs the certificate, see :meth:`certificate`.
+        request: id of an open request (:attr:`requests`). If you pass no subjects and ids, all samples that the request names
+            are erased.
+        event_id: the id of the erasure. Default: a random id.
+        receipt: file to write the receipt to. The receipt names the erased people, so the file must be outside the store.
+        compact: also destroy the bytes; see :meth:`compact`.
+        certificate: file to write the certificate to.
+        key: key to sign the certificate with; see :meth:`certificate`.
     """
     owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
     if not owners and not samples and request is None:

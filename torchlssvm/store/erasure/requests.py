@@ -55,7 +55,13 @@ class RequestedName:
 
 @dataclass(frozen=True)
 class ErasureRequest:
-    """One request. ``steps``: the time of each step; ``events``: the ids of its erasures; ``due``: the last day to answer."""
+    """An erasure request.
+
+    Attributes:
+        steps: the time of each step.
+        events: the ids of the erasures that answer the request.
+        due: the last day to answer.
+    """
 
     id: str
     received: str
@@ -178,11 +184,11 @@ class Requests:
         Args:
             subjects: the subjects to erase, as one string or several.
             ids: the ids of the samples to erase.
-            request_id: the id of the request, which stays in the journal permanently (default: a new id).
-            received: when the request arrived, as a day or a time in ISO 8601 (default: now).
-            due: the last day to answer (default: one month after the request was received).
-            reason: legal basis or reason. No text may contain the names of the people concerned, because texts are kept after
-                the erasure. A text that names other samples is deleted when they are erased.
+            request_id: the id of the request, which stays in the journal permanently. Default: a new id.
+            received: when the request arrived, as a day or a time in ISO 8601. Default: now.
+            due: the last day to answer. Default: one month after the request was received.
+            reason: legal basis or reason. Do not name the people concerned, because texts are kept after the erasure. A text
+                that names other samples is deleted when these samples are erased.
             operator: the person who handles the request.
         """
         names = [RequestedName.new("subject", s) for s in name_list(subjects, "subject")]
