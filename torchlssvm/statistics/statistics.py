@@ -289,7 +289,8 @@ class Statistics:
         """M, m and n of some groups together, for :mod:`torchlssvm.functional.system`."""
         assert self.accumulator is not None
         V = self.side_sums(groups)
-        moments = self.moments.reshape(self.accumulator.groups, -1)[groups]
+        rows = self.moments.reshape(self.accumulator.groups, -1)
+        moments = torch.stack([rows[group] for group in groups])  # an index on the host would wait for the device
         constant = self.kind == "values"  # the first side column is 1
         return GroupSums(
             weight, self.packed(groups), V[0] if constant else V.sum(0), moments[:, 0].sum() if constant else moments.sum()

@@ -202,9 +202,9 @@ class IncrementalSVM(nn.Module):
 
     def notice_kernel(self) -> None:
         """Solve again if the kernel, or one of its parameters, has changed since the samples were learned."""
-        gram = self._solver.rows.gram
-        if gram.kernel is not self.kernel or (self.kernel is not None and gram.version != self.kernel.version()):
-            self._load(None, self.kernel, self.device)
+        gram, kernel = self._solver.rows.gram, self.kernel
+        if gram.kernel is not kernel or (kernel is not None and gram.version != kernel.version()):
+            self._load(None, kernel, self.device)
 
     @operation
     def reset(self) -> None:
@@ -743,8 +743,8 @@ class IncrementalSVM(nn.Module):
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         """Check samples and convert them to the solver's form; raises ValueError. fresh: as if the machine were empty."""
-        held = 0 if fresh else self.n
-        if self.kernel is None:
+        kernel, held = self.kernel, 0 if fresh else self.n
+        if kernel is None:
             given = checks.as_tensor(x, "x", self.device)
             rows = checks.features(given, held + (len(given) if given.ndim else 0), self.device).to(torch.float64)
             if checks.not_finite(rows):
@@ -752,7 +752,7 @@ class IncrementalSVM(nn.Module):
             _require_symmetric(rows[:, held:])
         else:
             J = self._solver.rows.gram.x.shape[1] if held else None
-            rows = input_checks.samples(x, self.kernel, J, self.device).detach()
+            rows = input_checks.samples(x, kernel, J, self.device).detach()
         labels = self._labels(y, rows)
         w = np.ones(len(labels))
         if weight is not None:
@@ -765,7 +765,7 @@ class IncrementalSVM(nn.Module):
 
     def _labels(self, y: Any, x: Tensor) -> Any:
         """Check the labels 0 or 1 of rows x (B, J) and return them as an array of -1, +1."""
-        return 2.0 * np.array(input_checks.labels(y, x, 2).tolist(), dtype=np.float64) - 1.0
+        return 2.0 * input_checks.labels(y, x, 2).cpu().numpy() - 1.0
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
