@@ -144,6 +144,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     Args:
         head: a linear head (least-squares, margin or compact), a kernel machine, a ``OneVsRest`` or ``OneVsOne`` of kernel
             machines, or a classifier that ``attach`` returned. The network of a classifier is copied.
+        dtype: the float type of the result.
     """
     if isinstance(head, AttachedClassifier):
         head._follow()

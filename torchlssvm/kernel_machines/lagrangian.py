@@ -32,8 +32,8 @@ class LagrangianSVM(KernelMachine):
         solver: ``"newton"`` takes a handful of steps at any C and is exact to rounding: the error of alpha, relative to its
             largest entry, is at most eps n C max (K(x, x) + 1) (1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples).
             ``"iteration"`` is equation (3) of the paper, which takes thousands of steps at a large C.
-        bias: ``"added"`` adds one to the kernel, so that b = sum_i y_i alpha_i. ``"augmented"``, the model of the paper, appends
-            a constant to each row before the kernel is applied. An RBF kernel then has no bias, because the constant does not
+        bias: ``"added"`` adds one to the kernel, so that b = sum_i y_i alpha_i. ``"augmented"``, as in the paper, appends a
+            constant to each row before the kernel is applied. An RBF kernel then has no bias, because the constant does not
             change its values.
         max_iter: the largest number of steps. If they do not suffice, ``ConvergenceError`` is raised, and the machine keeps its
             samples.
