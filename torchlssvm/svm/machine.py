@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -518,6 +518,38 @@ class IncrementalSVM(nn.Module):
             self._solver.set_bounds(upper_bounds(s.y, s.weight, bounds), method)
         self._C = bounds
         return self
+
+    @operation
+    def solutions(self, C: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return the solution for each of several C, e.g. to choose C; the machine does not change.
+
+        On a device other than the CPU, all solutions are computed together.
+
+        Args:
+            C: T values, each a number, or one number per class (2,).
+
+        Returns:
+            alpha (T, n), in the order of ``ids``, and b (T,).
+        """
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        if not len(C):
+            raise ValueError("C must hold at least one value")
+        solver, s = self._solver, self._solver.samples
+        u = np.stack([upper_bounds(s.y, s.weight, _bounds(value)) for value in C])
+        alpha, b = np.zeros(u.shape), np.full(len(u), np.nan)
+        if device_paths.used_for(solver.rows):
+            alpha, b = device_paths.solutions(solver.rows, u)
+        before = solver.snapshot(with_R=True)
+        callback, solver.path.callback = solver.path.callback, None
+        try:
+            for k in np.flatnonzero(np.isnan(b)):
+                solver.set_bounds(u[k])
+                alpha[k], b[k] = s.alpha, solver.margin.b
+        finally:
+            solver.path.callback = callback
+            solver.restore(before)
+        return torch.stack([self._ordered(row) for row in alpha]), torch.from_numpy(b).to(self.device)
 
     @operation
     def regularization_path(self, C: Any) -> RegularizationPath:
