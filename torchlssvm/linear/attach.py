@@ -29,6 +29,7 @@ from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
 from torchlssvm.linear.column_selection import Selection, check_columns, restrict
+from torchlssvm.linear.discriminant_rule import FEATURES_PER_CLASS, LIFTED_FEATURES, is_masked
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import (
@@ -318,7 +319,16 @@ def new_head(head: Any, features: Features, num_classes: int, options: dict[str,
     if head is None or isinstance(head, str):
         kind = head_class(head or "lssvm")
         usual = {"device": features.device} | ({"rho": "gcv"} if kind is LSSVMHead else {})
-        return kind(features.width, num_classes, **usual | options)
+        made = kind(features.width, num_classes, **usual | options)
+        one_vs_rest = kind is LSSVMHead and made.multiclass == "ovr" and made.targets == "classes"
+        if one_vs_rest and is_masked(num_classes, features.width) and features.how.feature_map is None:
+            lifted = max(LIFTED_FEATURES, FEATURES_PER_CLASS * num_classes)
+            warnings.warn(
+                f"{num_classes} classes meet {features.width} features. Often more accurate: more layers (layers='blocks'), a "
+                f"random lift (feature_map=RandomReLU({features.width}, {lifted}) from torchlssvm.features), or head='margin'",
+                stacklevel=3,
+            )
+        return made
     if not isinstance(head, nn.Module) or not all(callable(getattr(head, verb, None)) for verb in ("add", "remove")):
         raise TypeError(f"head must be an nn.Module with add and remove, got {head!r}")
     if options:

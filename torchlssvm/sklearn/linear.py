@@ -20,7 +20,14 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
-from torchlssvm.linear.discriminant_rule import RULES, choose_rule, has_open_rule
+from torchlssvm.linear.discriminant_rule import (
+    FEATURES_PER_CLASS,
+    LIFTED_FEATURES,
+    RULES,
+    choose_rule,
+    has_open_rule,
+    is_masked,
+)
 from torchlssvm.linear.linear_head import refuse_for_targets
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
@@ -38,18 +45,6 @@ def choose_multiclass(classes: int, features: int) -> str:
 WIDE_FEATURES = 512
 """Problems with more features than this, and more features than samples, are solved in the dual. With fewer features, sums are
 cheap."""
-
-MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
-"""With this many classes and fewer than this many features per class, least squares against the rest can mask classes, which
-means that it rarely predicts them. See docs/benchmarks/random_features.md."""
-
-LIFTED_FEATURES = 2000
-"""The number of random features that the warning suggests, and that are used to find label errors."""
-
-
-def is_masked(classes: int, features: int) -> bool:
-    """True if least squares of one class against the rest is likely to lose accuracy."""
-    return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
 
 
 class LinearEstimator(BaseEstimator):
