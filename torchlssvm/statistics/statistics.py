@@ -106,7 +106,7 @@ class Statistics:
         per_class: keep M for each class.
         folds: number of folds to keep separate sums for. Samples then require ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
-        scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
+        scale: None or ``"std"``, which solves weights for standardized features. Both values give the same sums. The digest
             includes the option, and statistics with different values cannot be combined.
         targets: None (labels or float targets, as in the first batch), ``"multilabel"`` (0 and 1 for each of K labels, which
             are summed as -1 and +1) or ``"regression"`` (float targets). The digest includes this option too.
@@ -781,7 +781,7 @@ class Statistics:
                       float.hex();
                       kind "labels", "values" or "empty";
                       normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the normalized row
-                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features;
+                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardized features;
                       targets "multilabel" or "regression"; a label is then -2 steps (no) or 2 (yes)
             group   = fold * (classes if per_class else 1) + (class if per_class else 0)
             hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
