@@ -423,9 +423,7 @@ class MultiClass(nn.Module):
 
 
 class OneVsRest(MultiClass):
-    """Classify K classes with one machine per class, trained against all other classes.
-
-    The score of a class is the decision of its machine.
+    """Classify K classes with one machine per class, trained against all others. A score is the decision of a machine.
 
     Args:
         machine: an empty machine for two classes, which is copied for each class, or a function that creates one.

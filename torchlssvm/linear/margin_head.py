@@ -315,10 +315,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _derived(self) -> dict[str, Tensor]:
-        """The values in use that are derived from samples and options: w, b, and the active sets (K, n).
-
-        The active sets are in the order of :meth:`_sample_state`.
-        """
+        """Values that are derived from samples: w, b and the active sets (K, n) in the order of :meth:`_sample_state`."""
         self._solve()
         return self._solver.state()
 
@@ -329,10 +326,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _resume(self, state: dict[str, Tensor]) -> None:
-        """Start the next solve from a :meth:`_snapshot` of the samples held. The result is still proven.
-
-        Raises ValueError if the snapshot belongs to other samples.
-        """
+        """Start the next solve, which is still proven, from a :meth:`_snapshot`. Raises ValueError if it has other samples."""
         if not state:
             return
         with self._changing():

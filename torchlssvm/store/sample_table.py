@@ -305,10 +305,7 @@ class SampleTable:
         return found
 
     def _ordered(self, seqs: list[int]) -> list[int]:
-        """Raise StoreError unless rows are in order.
-
-        SQLite does not detect a damaged page that repeats one row and omits another.
-        """
+        """Raise StoreError unless rows are in order. SQLite does not detect a page that repeats one row and omits another."""
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise self.db.damaged("its rows are not in order")
         return seqs

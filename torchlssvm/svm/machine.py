@@ -192,10 +192,7 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def _load(self, state: dict[str, Any] | None, kernel: Kernel | None, device: torch.device) -> None:
-        """Load a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one) with this kernel, on this device.
-
-        The new state is built separately, so an error changes nothing.
-        """
+        """Load a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one) with this kernel. Errors change nothing."""
         state = checkpoint.save(self._content()) if state is None else state
         self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
         self.kernel = kernel
@@ -480,12 +477,8 @@ class IncrementalSVM(nn.Module):
     ) -> IncrementalSVM:
         """Forget all samples and learn these, with ids 0, 1, .... An error leaves the machine unchanged.
 
-        Args:
-            x: (n, J) samples.
-            y: (n,) labels 0 or 1.
-            weight: (n,) factors of C.
-            progress: True for a tqdm bar, False for none, or a function that is called with the completed share (0 to 1).
-                Default: a bar on a terminal, if tqdm is installed and the fit takes some seconds.
+        Pass ``progress`` as True for a tqdm bar, False for none, or a function that is called with the completed share (0 to
+        1). By default a bar is shown on a terminal, if tqdm is installed and the fit takes some seconds.
         """
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")
