@@ -150,7 +150,7 @@ class Pending:
         return held if self.tracking is Tracking.ALL else self.held_rows.changed
 
     def changes(self) -> Changes:
-        """Return the pending changes, not a copy; ValueError if they were lost."""
+        """Return the pending changes, not a copy. Raises ValueError if they were lost."""
         if self.tracking is Tracking.LOST:
             raise ValueError(
                 "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "

@@ -400,10 +400,10 @@ class LSSVMClassifier(LinearClassifier):
     ``rule`` default to ``"auto"``, and ``selection`` can be exact leave-one-out. A head, which keeps only sums, cannot do this.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
@@ -417,10 +417,10 @@ class LSSVMClassifier(LinearClassifier):
             then uses the rule that is more accurate on left-out samples (up to 2,000 of them), and ``partial_fit`` without
             ``fit`` uses the discriminant. ``rule_`` is the rule in use. A ``DualHead`` always uses least squares.
         calibration: the map from scores to probabilities, which ``fit`` fits to leave-one-out scores: ``"temperature"``,
-            ``"platt"``, ``"isotonic"`` or ``"auto"``, which is a temperature, or Platt scaling of each label if there are
-            several labels for each sample. With None, ``fit`` is faster and there is no ``predict_proba``. ``predict`` always
-            uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may therefore differ from
-            the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
+            ``"platt"``, ``"isotonic"`` or ``"auto"`` (a temperature, or Platt scaling if samples have several labels). Pass
+            None for a faster ``fit`` without ``predict_proba``. ``predict`` always uses ``decision_function``, so with
+            ``"platt"`` and ``"isotonic"`` the most probable class may differ from the predicted class if two scores are
+            similar, as in scikit-learn's ``SVC``.
         normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
         scale: None, or ``"std"`` to standardize features as a ``StandardScaler`` does. ``partial_unfit`` also removes the
             influence of its samples on the scale. ``coef_`` applies to features before scaling.
@@ -509,10 +509,10 @@ class MarginClassifier(LinearClassifier):
     copies of a sample.
 
     Args:
-        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. With None, k-fold cross-validation chooses it from
-            the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for nine values around the scale of the data.
-            With None, rho is used.
+        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. Default: chosen by k-fold cross-validation, and
+            chosen again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for nine values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
         intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
@@ -552,10 +552,10 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     ``NumericalWarning`` says if rounding loses much of a target.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
