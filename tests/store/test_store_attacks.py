@@ -167,15 +167,23 @@ def test_a_rho_chosen_before_another_handle_erased_is_chosen_again(tmp_path: Pat
         assert first.head.choices["rho"].rule
 
 
-def test_a_backup_older_than_the_suppression_list_needs_the_list(store: SampleStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["argument", "environment"])
+def test_a_backup_older_than_the_suppression_list_needs_the_list(
+    store: SampleStore, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.backup(tmp_path / "backup")
     key, where = bytes(range(32)), tmp_path / "erased.list"
+    if given == "environment":
+        monkeypatch.setenv("TORCHLSSVM_SUPPRESSION_KEY", key.hex())
     store.close()
     with SampleStore(store.path, suppression_list=where, suppression_key=key) as opened:
         request = opened.requests.open("u42")
         opened.apply(Remove(subject="u42"), request=request.id)
     with pytest.raises(StoreError, match="suppression_list"):
-        SampleStore.from_backup(tmp_path / "backup", tmp_path / "new", suppression_key=key)
+        SampleStore.from_backup(
+            tmp_path / "backup", tmp_path / "new", suppression_key=key if given == "argument" else None
+        )
+    assert not (tmp_path / "new").exists()
     path, again = SampleStore.from_backup(
         tmp_path / "backup", tmp_path / "new", suppression_key=key, suppression_list=where
     )

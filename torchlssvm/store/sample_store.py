@@ -51,7 +51,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database, refuse_in_store
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import Suppression
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE, Suppression
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
@@ -810,7 +810,8 @@ class SampleStore:
                 if any(isinstance(event, Add | Remove) for event in given):
                     self.suppression.opened()  # raises without the key
                 if request is not None:
-                    self.requests.check_erasure(request, whole.values())
+                    named = [i for event in given if isinstance(event, Remove) for i in event.ids or ()]
+                    self.requests.check_erasure(request, whole.values(), named)
                 work = self._transaction(adapter)
                 results = work.apply(given)
                 if work.erased:
@@ -1026,14 +1027,21 @@ class SampleStore:
             recorded = request.for_receipt(self.recorded_id(request.id), self.requests.still_held(request))
             return self.receipts.make(event_ids, recorded)
 
-    def write_receipt(self, event_ids: str | Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
-        """Write the receipt of erasures to a new file outside the store, and record that it was written."""
-        made = self.receipt(event_ids)
+    def write_receipt(
+        self, event_ids: str | Sequence[str], path: str | os.PathLike[str], earlier: ErasureReceipt | None = None
+    ) -> ErasureReceipt:
+        """Write the receipt of erasures to a new file outside the store, and record that it was written.
+
+        If the file contains a receipt of the same request, pass it as ``earlier``. The file is then replaced with a receipt of
+        both.
+        """
+        own = self.receipt(event_ids)
+        made = own if earlier is None else own.with_earlier(earlier)
         refuse_in_store(Path(path))
-        made.save(path)
+        made.save(path, overwrite=earlier is not None)
         sync_folder(Path(path).absolute().parent)
         with self._db.transaction():
-            self.receipts.mark_written(event["event_id"] for event in made.events)
+            self.receipts.mark_written(event["event_id"] for event in own.events)
         return made
 
     # -- erasing the bytes ---------------------------------------------------------------------------------------------
@@ -1131,10 +1139,11 @@ class SampleStore:
             with cls(backup, readonly=True, suppression_key=suppression_key) as old:
                 if old.suppression.path is not None and not old.suppression.has_key:
                     raise StoreError(f"{backup} uses a suppression list: give its key, so that nobody comes back")
-                if old.suppression.path is None and suppression_key is not None and suppression_list is None:
+                if old.suppression.path is None and old.suppression.has_key and suppression_list is None:
                     raise StoreError(
-                        f"{backup} is older than the suppression list: give suppression_list= with the key, so that nobody "
-                        "comes back"
+                        f"a suppression key is given, and {backup} has no suppression list or is older than it: give the list "
+                        "with suppression_list= or --list, so that nobody comes back. If there is no list, restore without the "
+                        f"key, and unset {KEY_VARIABLE}."
                     )
                 target = old.backup(path)
             try:
