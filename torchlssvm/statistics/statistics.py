@@ -332,9 +332,9 @@ class Statistics:
     def sums(self, groups: Sequence[int], weight: float | None = None) -> GroupSums:
         """M, m and n of some groups together, for :mod:`torchlssvm.functional.system`."""
         assert self.accumulator is not None
-        V = self.side_sums(groups)
-        constant = self.kind == "values"  # the first side column is 1
-        m, n = V[0] if constant else V.sum(0), self._group_counts()[groups].sum()
+        V, counts = self.side_sums(groups), self._group_counts()
+        m = V[0] if self.kind == "values" else V.sum(0)  # the first side column of values is 1
+        n = counts.sum() if len(groups) == len(counts) else counts[groups].sum()
         return GroupSums(weight, self.packed(groups), m, n)
 
     def diagonal(self) -> Tensor:

@@ -556,7 +556,7 @@ class SampleStore:
         place: dict[str, int] = {}
         scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
         labels = [torch.zeros(0, dtype=torch.int64, device=head.device)]
-        # Weights that follow the counts, or are for several labels, need solves in each batch, so batches are large then: 128 MB.
+        # Weights that follow the counts, or are for several labels, need solves in each batch, so batches are large: 128 MB.
         weight = getattr(head, "class_weight", None)
         solves = isinstance(weight, str) or (weight is not None and targets_of(head) == "multilabel")
         size = max(ROWS_PER_BATCH, 2**24 // head.in_features if solves else 0)
