@@ -6,12 +6,12 @@
 
 The data sets are CIFAR-10 and photos of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels
 and as 2,000 random features, SMS spam as hashed n-grams, and covtype. They come from the folder that TORCHLSSVM_DATA names.
-Features of networks are kept in the cache of recipes/pretrained_head.py. Some data sets are subsets (SAMPLES), so that the
-other methods, each of which is fitted 16 times, finish in minutes. ``--samples`` sets other sizes.
+Features of networks are kept in the cache of recipes/pretrained_head.py. Some data sets are subsets (SAMPLES; ``--samples``
+sets other sizes), so that the other methods, each of which is fitted 16 times, finish in minutes.
 
 Every method chooses its regularization on the training set alone. Ridge heads use GCV (leave-one-out if samples are few).
 Margin heads, LinearSVC and LogisticRegressionCV use the accuracy on three folds, and RidgeClassifierCV uses leave-one-out. The
-methods of scikit-learn get standardised features (SMS: rows of length 1).
+methods of scikit-learn get standardized features (SMS: rows of length 1).
 
 - ``fit`` is the time to choose the regularization and to fit.
 - ``refit`` is the time to fit with the chosen value, on the training set without the removed samples.

@@ -1,4 +1,4 @@
-"""Learn classes two at a time, without the old data. After each step, the head equals one that learned all data at once.
+"""Learn classes two at a time without the old data, and check that the head equals one that learned all data at once.
 
     python recipes/class_incremental.py               # scikit-learn's digits through a random network, seconds
     python recipes/class_incremental.py --cifar       # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)

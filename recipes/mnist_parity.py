@@ -1,4 +1,4 @@
-"""Repeat the MNIST experiment of Lee et al.: half of the labels are wrong, and a tenth of the wrong samples is unlearned.
+"""Repeat the MNIST experiment of Lee et al.: learn with half of the labels wrong, and unlearn a tenth of the wrong samples.
 
     python recipes/mnist_parity.py                                        # everything, about a minute on two cores
     python recipes/mnist_parity.py --samples 6000 --no-curve --repeats 3  # a small part of it

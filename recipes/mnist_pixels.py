@@ -1,4 +1,4 @@
-"""MNIST's training pixels and labels, from the folder that TORCHLSSVM_DATA names."""
+"""Read the training pixels and labels of MNIST from the folder that TORCHLSSVM_DATA names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit a head on a pretrained network in one pass, and scikit-learn's LogisticRegression on the same features.
+"""Fit a head on a pretrained network in one pass, and compare it with scikit-learn's LogisticRegression.
 
     python recipes/pretrained_head.py                                   # 10,000 + 2,000 pictures of CIFAR-10, a few minutes
     python recipes/pretrained_head.py --samples 300 --no-compare        # a small part of it
@@ -8,8 +8,8 @@ Features are extracted once, with a progress bar, and kept in CACHE. rho is chos
 head's sums, or by exact leave-one-out if there are few samples.
 
 Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, or otherwise from torchvision. If neither is available,
-they are random, and the recipe says so. The data come from cifar10/ in TORCHLSSVM_DATA, or otherwise are scikit-learn's
-digits. You need torchvision, lightning and scikit-learn.
+the recipe prints a message and uses random weights. The data come from cifar10/ in TORCHLSSVM_DATA; without this folder, the
+recipe uses scikit-learn's digits. You need torchvision, lightning and scikit-learn.
 """
 
 from __future__ import annotations

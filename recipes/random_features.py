@@ -1,4 +1,4 @@
-"""Learn on random features in one pass, without a learning rate. Class by class gives the same head as all at once.
+"""Learn on random features in one pass, class by class and all classes at once, and check that both heads are equal.
 
     python recipes/random_features.py                    # everything, about ten minutes on two cores
     python recipes/random_features.py --only mnist --widths 500 2000

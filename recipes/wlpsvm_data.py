@@ -1,4 +1,4 @@
-"""The four data sets of Zhu et al., Table I, from the folder that TORCHLSSVM_DATA names. Two classes, standardised.
+"""Read the four data sets of Zhu et al., Table I, from the folder that TORCHLSSVM_DATA names: two classes, standardized.
 
 Heart has the usual 13 attributes (the paper counts 75). Its six missing values are replaced by the mean of the column.
 Anonymous Web has no label, so the target is the most visited area, and the features are the other areas.

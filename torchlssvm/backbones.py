@@ -1,4 +1,4 @@
-"""Networks by name: of torchvision and timm, with published weights or weights from a file, and encoders of transformers."""
+"""Load networks of torchvision and timm by name, with published weights or weights from a file, and transformers encoders."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AUTO, TIMM_PREFIX = "auto", "timm/"
 def build(name: str, weights: str | None = None) -> nn.Module:
     """Build a network including its last layer, e.g. ``mobilenet_v2`` of torchvision or ``timm/resnet18`` of timm.
 
-    ``weights`` may be None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm,
+    Pass ``weights`` as None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm,
     or a file with a state_dict. If the last layer is missing in the file, or is for other classes, it stays random. ``"auto"``
-    takes weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, otherwise the published weights. If neither is
-    available, it issues a warning and uses random weights.
+    uses weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, otherwise the published weights. If neither is
+    available, a warning is issued and random weights are used.
     """
     if weights == AUTO:
         best = best_weights(name)
@@ -60,7 +60,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
 
 
 def best_weights(name: str) -> str:
-    """The file weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, or else the published weights."""
+    """Return the file weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, or the published weights."""
     local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
     if os.environ.get("TORCHLSSVM_DATA") and local.exists():
         return str(local.absolute())
@@ -68,11 +68,11 @@ def best_weights(name: str) -> str:
 
 
 def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -> tuple[nn.Module, Any]:
-    """Load a network by name, and what turns pictures or texts into its input (None for a network of timm).
+    """Load a network by name, and its preprocessing of images or texts (None for a timm network).
 
-    A name that torchvision knows is a network of torchvision, ``timm/<name>`` is one of timm, and anything else is the folder
-    or name of an encoder of transformers. ``weights``: as for :func:`build` (None: the best there are), or the folder of the
-    encoder if it has moved.
+    A name that torchvision knows loads a torchvision network, ``timm/<name>`` a timm network, and any other name or folder a
+    transformers encoder. Pass ``weights`` as for :func:`build`, or the folder of the encoder if it has moved. Default: the best
+    weights available.
     """
     encoder = Path(name).is_dir() or "/" in name or ("-" in name and find_spec("torchvision") is None)
     known = [] if encoder else _classifiers()  # ModuleNotFoundError without torchvision, whose names have no "-"
@@ -94,12 +94,12 @@ def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -
 
 
 class Pictures:
-    """Turn a list of pictures (of PIL, or paths of their files) into the input (B, 3, H, W) of a network.
+    """Convert a list of PIL images or image paths to the input (B, 3, H, W) of a network.
 
-    Pictures are turned upright as their EXIF data say. Pictures of 16 or 32 bits are refused: scale them to 8 bits first.
+    Images are rotated according to their EXIF data. Images with 16 or 32 bits are refused: scale them to 8 bits first.
 
     Args:
-        transform: the preprocessing of one picture.
+        transform: the preprocessing of one image.
     """
 
     def __init__(self, transform: Any):

@@ -26,8 +26,8 @@ __all__ = [
 class TorchLSSVMError(Exception):
     """The base of all errors defined by this library.
 
-    Catch it to handle every error that is specific to this library. Plain mistakes in a call (a wrong shape, an unknown option,
-    a label out of range) raise the built-in ``ValueError`` or ``RuntimeError`` instead.
+    Catch this error to handle every error that is specific to this library. Mistakes in a call (a wrong shape, an unknown
+    option, a label out of range) raise the built-in ``ValueError`` or ``RuntimeError``, not this error.
     """
 
 
@@ -54,7 +54,7 @@ class RemovalError(TorchLSSVMError, ValueError):
 
     Attributes:
         row: the index, in the call, of the first row that is not held with its label, if known.
-        label: its label. held_label: another label with which the row is held, if any.
+        label: the label of this row. held_label: another label with which the row is held, if any.
     """
 
     row: int | None = None
@@ -65,8 +65,8 @@ class RemovalError(TorchLSSVMError, ValueError):
 class InterruptedUpdateError(TorchLSSVMError, RuntimeError):
     """An update was interrupted while sums were being changed in place, so the state is neither the old nor the new one.
 
-    The head then refuses every use. Load a checkpoint into it (``head.load_state_dict``), or open its store again. An interrupt
-    at any other time leaves the head unchanged and does not raise this error.
+    The head then refuses every use. Load a checkpoint into the head (``head.load_state_dict``), or open its store again. An
+    interrupt at any other time leaves the head unchanged and does not raise this error.
     """
 
 
@@ -80,7 +80,7 @@ class GridError(TorchLSSVMError, ValueError):
 
 
 class InexactDeviceError(TorchLSSVMError, RuntimeError):
-    """The float64 products of a device are not exact, so sums on a grid would be wrong there.
+    """The float64 products of a device are not exact, so sums on a grid would be wrong on that device.
 
     Each process tests each device once, when the first samples are summed on it.
     """
@@ -124,10 +124,9 @@ class StoreDiskError(StoreError):
 
 
 class SuppressedError(TorchLSSVMError, ValueError):
-    """Samples that were erased on request are on the store's suppression list and were added again. Nothing was changed.
+    """An Add contains samples that were erased on request and are on the suppression list. Nothing was changed.
 
-    Omit the samples, let the store skip them (``SampleStore(..., erased="skip")``), or allow a lawful return
-    (``store.readmit``).
+    Omit the samples, let the store skip them (``SampleStore(..., erased="skip")``), or allow their return (``store.readmit``).
     """
 
 

@@ -425,10 +425,7 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
-    """Create an event from the result of :func:`to_primitives`. Features may also be plain lists of rows.
-
-    Raises ValueError if the data is not an event.
-    """
+    """Create an event from :func:`to_primitives`, or with plain lists as features. Raises ValueError for anything else."""
     if not isinstance(data, Mapping) or data.get("kind") not in list(EVENT_CLASSES):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(EVENT_CLASSES)}; got {found!r}")

@@ -138,10 +138,13 @@ class FlatFeatures(nn.Module):
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a module without statistics, in eval mode: an ``nn.Linear``, or a kernel with support rows.
 
-    ``head`` is a linear head (least-squares, margin or compact), any kernel machine, a ``OneVsRest`` or ``OneVsOne`` of kernel
-    machines, or a classifier that ``attach`` returned, whose network is copied. The result shares no memory with the head, so
-    later changes of the head do not affect it. If the classifier has a store, the files that this module writes of the result
-    are listed in certificates of later erasures.
+    The result shares no memory with the head, so later changes of the head do not affect it. If the classifier has a store,
+    certificates of later erasures list the files that this module writes of the result.
+
+    Args:
+        head: a linear head (least-squares, margin or compact), a kernel machine, a ``OneVsRest`` or ``OneVsOne`` of kernel
+            machines, or a classifier that ``attach`` returned. The network of a classifier is copied.
+        dtype: the float type of the result.
     """
     if isinstance(head, AttachedClassifier):
         head._follow()
@@ -224,11 +227,12 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
 def export_program(
     model: nn.Module, example: Any, path: str | os.PathLike[str] | None = None
 ) -> torch.export.ExportedProgram:
-    """Run ``torch.export`` for a batch of any size, and write the program to ``path`` (.pt2) if it is given.
+    """Export a model with ``torch.export`` for batches of any size.
 
-    model: a frozen head or classifier (:func:`freeze`), or a classifier that ``attach`` returned, which is frozen first.
-    example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only its shape and type are used. The file does not
-    contain its values.
+    Args:
+        model: a frozen head or classifier (:func:`freeze`), or a classifier that ``attach`` returned, which is frozen first.
+        example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only shape and type are used, not the values.
+        path: file (.pt2) to write the program to.
     """
     given, shapes = _example(example)
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
@@ -242,8 +246,8 @@ def export_program(
 def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
     """Write an ONNX file with one output ``scores``, for a batch of any size. Needs onnx and onnxscript.
 
-    The input is called ``x``. If the example is a dict of tokens, the inputs have its keys as names. model, example: as for
-    :func:`export_program`.
+    The input is named ``x``. If ``example`` is a dict of tokens, the inputs are named after its keys. ``model`` and
+    ``example`` are those of :func:`export_program`.
     """
     names = list(example) if isinstance(example, Mapping) else ["x"]
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
@@ -284,8 +288,8 @@ def _example(example: Any) -> tuple[Any, Any]:
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
     """Write the weights of a frozen module, or of a classifier that ``attach`` returned, with metadata.
 
-    The metadata contain the format, the shape of each tensor and the given values (as JSON). They also contain ``normalize`` if
-    rows must be normalized before the weights are applied.
+    The metadata contain the format, the shape of each tensor, the values that you pass (as JSON) and, if rows must be
+    normalized before the weights are applied, ``normalize``.
     """
     from safetensors.torch import save_file
 

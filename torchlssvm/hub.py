@@ -1,4 +1,4 @@
-"""Classifiers in the form of the Hugging Face hub: a folder with weights, a configuration and a model card.
+"""Save and load classifiers in the format of the Hugging Face Hub: a folder with weights, a configuration and a model card.
 
 The folder contains only the weights w and b of a linear head, unless you request statistics. The card names the grid, the hash
 of the backbone and the number of erasures. It never contains a digest, because a digest could confirm a guess about an erased
@@ -65,9 +65,9 @@ def save_pretrained(
         folder: the folder to create. Files of an earlier save are replaced. An interrupted save cannot be read.
         statistics: also write the sums over the samples, so that samples can be added and removed later. **Someone who has the
             sums and some of the samples may learn something about the others.** A ``MarginHead`` writes the samples themselves.
-        class_names: (K,) names for the card and the configuration. An attached classifier supplies its own.
-        store: the store of the samples, from which the number of erasures is read. An attached classifier supplies its own.
-            Certificates of later erasures list the written files.
+        class_names: (K,) names for the card and the configuration. Default: the names of an attached classifier.
+        store: the store of the samples, from which the number of erasures is read. Default: the store of an attached
+            classifier. Certificates of later erasures list the written files.
         repo_id: the name on the hub, e.g. "user/model".
         push_to_hub: upload the files to ``repo_id``. If this call writes no statistics, statistics of an earlier upload are
             deleted on the hub.
@@ -150,14 +150,14 @@ def check_names(names: Any, K: int) -> list[str]:
 def from_pretrained(
     name: str | os.PathLike[str], backbone: nn.Module | None = None, *, statistics: bool = False, **options: Any
 ) -> nn.Module:
-    """Load a model that :func:`save_pretrained` wrote. It scores features or, with a backbone, images.
+    """Load a model that :func:`save_pretrained` wrote, to score features or, with a backbone, images.
 
     Args:
         name: a folder, or the name of a model on the hub.
-        backbone: the network as it was passed to ``attach`` (it is changed in place), or ``clf.backbone``. Its hash must equal
-            the hash in the configuration.
-        statistics: return the head itself, or a classifier if there is a backbone, so that you can add and remove samples. The
-            model must have been saved with statistics.
+        backbone: the network as it was passed to ``attach`` (it is changed in place), or ``clf.backbone``. The hash of its
+            weights must equal the hash in the configuration.
+        statistics: return a head, or a classifier if you pass a backbone, to which you can add and from which you can remove
+            samples. The model must have been saved with statistics.
         options: options of ``huggingface_hub.snapshot_download``, e.g. ``revision``.
     """
     place = Path(name)

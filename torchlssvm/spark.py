@@ -31,19 +31,17 @@ def statistics_from(
 ) -> Statistics:  # fmt: skip
     """Sum all samples of a Spark data set: ``map`` sums each partition, ``reduce`` adds the sums.
 
-    The result equals, bit for bit, that of ``Statistics.add`` on the same samples. ``merge(head, Delta(result))`` adds it to a
-    head.
-
-    A null, a row of the wrong length or a value that is not a number raises ValueError.
+    The result equals, bit for bit, that of ``Statistics.add`` on the same samples. Add it to a head with ``merge(head,
+    Delta(result))``. Raises ValueError for a null, a row of the wrong length or a value that is not a number.
 
     Args:
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.
         in_features: J.
         num_classes: K.
-        grid: the grid of the head: a :class:`~torchlssvm.FixedPoint`, or a number that is its limit. ``"auto"`` needs an extra
+        grid: the grid of the head: a :class:`~torchlssvm.FixedPoint`, a number (the limit) or ``"auto"``, which needs an extra
             pass.
-        per_class: as in the head (True with class weights).
-        columns: the columns of a DataFrame: the features (an array or a vector) and the label.
+        per_class: as in the head. Set to True with class weights.
+        columns: names of two columns of a DataFrame: the features (an array or a vector) and the label.
         depth: the depth of the tree in which partial sums are added.
         normalize: as in the head.
         scale: as in the head.

@@ -29,7 +29,7 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 @dataclass
 class Case:
-    """A machine to check: a function that makes it (``make(device=...)`` must work too), samples x (n, J), labels y (n,)."""
+    """A machine to check: a function ``make(device=...)`` that creates it, samples x (n, J) and labels y (n,)."""
 
     make: Callable[..., Any]
     x: Tensor
@@ -37,7 +37,7 @@ class Case:
     tolerance: float = 1e-9
 
     def fresh(self, index: Tensor | None = None) -> Loaded:
-        """A machine that has seen the samples with these indices."""
+        """Return a machine that has learned the samples with these indices."""
         loaded = Loaded(self, self.make())
         if index is not None:
             loaded.add(index)
@@ -71,7 +71,7 @@ class Loaded:
         self.held = [i for i in self.held if i not in set(index.tolist())]
 
     def relabel(self, index: Tensor, labels: Tensor) -> None:
-        """Give samples other labels."""
+        """Change the labels of the samples with these indices."""
         names, x, y = self._named(index)
         self.samples.relabel(names, labels, x, y)
         self.labels[index] = labels
@@ -90,7 +90,7 @@ class Loaded:
 
 
 def has_digest(machine: Any) -> bool:
-    """True if the machine proves its state by a digest."""
+    """Return True if the machine has a digest."""
     if not hasattr(machine, "digest"):
         return False
     try:
@@ -120,7 +120,7 @@ def _every(case: Case, generator_seed: int = 0) -> Tensor:
 
 
 def check_add_then_remove_restores(case: Case) -> None:
-    """Adding samples and removing them again restores the earlier state."""
+    """Check that adding samples and removing them again restores the earlier state."""
     order = _every(case)
     some, others = order[: len(order) // 2], order[len(order) // 2 :]
     machine, before = case.fresh(some), case.fresh(some)
@@ -178,7 +178,7 @@ def check_everything_removed(case: Case) -> None:
 
 
 def check_empty_batches(case: Case) -> None:
-    """Adding or removing nothing changes nothing."""
+    """Check that adding or removing an empty batch changes nothing."""
     nothing = torch.zeros(0, dtype=torch.int64)
     machine, other = case.fresh(_every(case)), case.fresh(_every(case))
     machine.add(nothing)
@@ -216,7 +216,7 @@ def _expect_refusals(case: Case, machine: Any) -> None:
 
 
 def check_inputs_are_left_alone(case: Case) -> None:
-    """Inputs are not written to, and writing to them later changes nothing."""
+    """Check that inputs are not written to, and that writing to them later does not change the machine."""
     x, y = case.x.clone(), case.y.clone()
     machine = case.fresh(torch.arange(0))
     machine.samples.add(range(len(x)), x, y)

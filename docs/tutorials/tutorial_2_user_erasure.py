@@ -1,10 +1,10 @@
 """
-Erasing a user, from the request to the proof
-=============================================
+Erase a user, from the request to the proof
+===========================================
 
-Photos belong to people, and one of these people asks to be erased. A ``SampleStore`` keeps the samples, their
-journal and the head together. An erasure is one event in this store. It returns nonces for your records, and leads to a
-certificate that anyone can check.
+In this tutorial, a classifier learns from photos of several people, and one of these people asks to be erased. A
+``SampleStore`` keeps the samples, the journal of changes and the head together. An erasure is one event in this store.
+Afterwards, you can issue a certificate of the erasure that others can check.
 """
 
 import tempfile
@@ -27,8 +27,8 @@ ids = [f"photo-{i:04d}" for i in range(len(x))]
 owners = [f"user-{i % 60}" for i in range(len(x))]
 
 # %%
-# Learning into a store
-# ---------------------
+# Learn into a store
+# ------------------
 #
 # A store is a folder. An event is durable when ``apply`` returns. After a crash, every acknowledged event is still
 # there.
@@ -113,8 +113,11 @@ except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
 # %%
-# You do not have to trust the certificate. If you have the other samples, train a head on them and compare. It equals
-# the head of the store, bit for bit.
+# Compare with a head that never saw the user
+# -------------------------------------------
+#
+# You do not have to trust the certificate. If you have the other samples, train a head on them and compare. The two
+# heads are equal, bit for bit.
 
 never = LSSVMHead(64, 10, grid=2.0).add(x[~theirs], y[~theirs])
 print("same digest:", store.head.digest() == never.digest())

@@ -2,9 +2,9 @@
 The exact SVM and its path
 ==========================
 
-``IncrementalSVM`` is the support vector machine with hinge loss. To learn or unlearn a sample, it changes the
-sample's coefficient alpha step by step while all other samples keep satisfying the Kuhn-Tucker conditions. The result
-equals training from scratch, to machine precision.
+``IncrementalSVM`` is a support vector machine with hinge loss. To learn or unlearn a sample, it changes the coefficient
+alpha of the sample step by step, while all other samples keep satisfying the Kuhn-Tucker conditions. The result equals
+training from scratch, to machine precision.
 """
 
 import matplotlib.pyplot as plt
@@ -19,10 +19,11 @@ y = torch.arange(80) % 2
 x = torch.randn(80, 2, generator=generator, dtype=torch.float64) + 1.6 * y[:, None]
 
 # %%
-# Learning one by one
-# -------------------
+# Learn one by one
+# ----------------
 #
-# ``record=True`` records every event. An event occurs each time a sample becomes a margin, error or reserve vector.
+# Pass ``record=True`` to record every event. An event occurs each time a sample becomes a margin, error or reserve
+# vector.
 
 svm = IncrementalSVM(RBF(sigma=1.5), C=5.0, record=True)
 for i in range(len(x)):
@@ -38,7 +39,8 @@ difference = abs(svc.decision_function(x) - svm.decision(x).numpy()).max()
 print(f"scikit-learn's SVC, trained on all at once, differs by {difference:.1e}")
 
 # %%
-# This code draws the coefficients. Each line is the alpha of one sample. Lines bend where a sample changes its set.
+# The next code block plots the coefficients. Each line is the alpha of one sample, and bends where a sample moves from
+# one set to another.
 
 alpha = torch.zeros(len(svm.trajectory), len(x), dtype=torch.float64)
 for t, step in enumerate(svm.trajectory):
@@ -49,11 +51,11 @@ axes.set(xlabel="event", ylabel="alpha")
 figure.tight_layout()
 
 # %%
-# Unlearning and leave-one-out
-# ----------------------------
+# Unlearn, and leave one out
+# --------------------------
 #
-# ``leave_one_out`` unlearns every support vector in turn. Samples with alpha = 0 need no work, because they do not
-# affect the solution.
+# ``leave_one_out`` scores each sample by a machine without that sample. It unlearns only the support vectors, because
+# samples with alpha = 0 do not affect the solution.
 
 estimate = svm.leave_one_out()
 print(f"leave-one-out error, exact: {estimate.error.double().mean():.1%}")
@@ -65,7 +67,7 @@ print(f"{svm.n} samples left, largest violation {svm.kkt_violation():.1e}")
 # The path of C
 # -------------
 #
-# Between breakpoints, alpha is linear in C. The breakpoints describe the whole path.
+# Between two breakpoints, alpha is linear in C, so the breakpoints describe the solution for every C.
 
 path = svm.set_C(0.05).regularization_path(50.0)
 figure, axes = plt.subplots(figsize=(6, 3.2))

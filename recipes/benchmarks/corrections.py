@@ -1,4 +1,4 @@
-"""Measure the cost of 1,000 single-sample events beside the work of the head itself, with 1,280 features.
+"""Compare the cost of 1,000 single-sample events with the work of the head itself, with 1,280 features.
 
     python recipes/benchmarks/corrections.py            # about a minute on two cores
     python recipes/benchmarks/corrections.py --small    # seconds, for trying it out

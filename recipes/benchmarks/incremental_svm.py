@@ -1,4 +1,4 @@
-"""Compare the incremental SVM with refits of scikit-learn's SVC on the CPU. The two sides of a ratio come from one run.
+"""Compare the incremental SVM with refits of scikit-learn's SVC on the CPU, as ratios from one run.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about a minute
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
@@ -8,11 +8,11 @@
 
 Digits (even against odd) and breast cancer come with scikit-learn. Ringnorm, Splice and German are read from the folder that
 TORCHLSSVM_DATA names, if it is set. The kernel is RBF with gamma = 1 / (J var(x)), and SVC has its default tolerance. Times
-are medians of processor seconds. For single samples they are means, because removals differ in the number of events they need.
-The two sides of a comparison alternate.
+are medians of processor seconds; for single samples they are means, because removals need different numbers of events. The two
+sides of a comparison alternate.
 
 ``--classes`` adds and removes single samples of 2,000 digits (203 of them are noisy copies) in OneVsRest and OneVsOne with ten
-classes. It compares them with two refits of SVC: its own fit of all pairs, and ten fits of one class against the rest.
+classes. It compares them with two ways to refit SVC: one fit of all pairs, and ten fits of one class against the rest.
 
 ``--scale`` fits the given numbers of samples of CoverType (class 2 against the others, columns standardized, RBF, C = 1), and
 a problem in which every sample is a margin vector. SVC runs at its default tolerance and at 1e-6.

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/many_classes.py features.npz [--only rules]
 
-The recipe prints the accuracy and how well each method finds wrong labels. The file contains x_train, y_train, x_test, y_test
-and layers_train, layers_test (n, layers, J). An example are sentence vectors of Banking77 from an encoder with six layers. The
-results are in docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
+The recipe prints the accuracy of each method and how well it finds wrong labels. The file must contain x_train, y_train,
+x_test, y_test and layers_train, layers_test (n, layers, J), for example sentence vectors of Banking77 from an encoder with six
+layers. The results are in docs/benchmarks/random_features.md and docs/benchmarks/choosing.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare one against the rest with one against one: accuracy and time of LSSVMClassifier on four data sets.
+"""Compare one-against-the-rest with one-against-one by accuracy and time of LSSVMClassifier on four data sets.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/multiclass.py
 

@@ -1,12 +1,11 @@
-"""How often prediction sets contain the right class, and the calibration error (ECE), before and after an erasure.
+"""Measure how often prediction sets contain the true class, and the calibration error (ECE), before and after an erasure.
 
     python recipes/benchmarks/prediction_sets.py                                      # scikit-learn's digits
     python recipes/benchmarks/prediction_sets.py ~/.cache/torchlssvm/feature_maps_cifar10_96.pt
     python recipes/benchmarks/prediction_sets.py ~/.cache/torchlssvm/feature_maps_banking77.pt
 
-The files contain the features that ``recipes/feature_maps.py --only cifar10`` (or banking77) extracts. The recipe erases one
-of fifty subjects. The band is 1.96 standard deviations of a share of the test samples. The threshold comes from the training
-samples.
+Pass the features that ``recipes/feature_maps.py --only cifar10`` (or banking77) extracts. The recipe erases one of fifty
+subjects. The band is 1.96 standard deviations of a share of the test samples. The threshold comes from the training samples.
 """
 
 from __future__ import annotations

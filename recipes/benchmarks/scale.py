@@ -6,7 +6,7 @@
     python recipes/benchmarks/scale.py all --small      # seconds, for trying it out
 
 Each part runs in its own process, so its peak memory is the resident size of that process. Rows are generated batch by batch
-and are never all in memory. Each size is measured beside a quarter of it, so that you can see the growth.
+and are never all in memory. Each size is measured together with a quarter of the size, to show the growth.
 """
 
 from __future__ import annotations

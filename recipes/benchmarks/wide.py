@@ -1,4 +1,4 @@
-"""Compare LSSVMClassifier with RidgeClassifier and LinearSVC on few samples of many features, in time and memory.
+"""Compare time and memory of LSSVMClassifier, RidgeClassifier and LinearSVC on few samples with many features.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/wide.py            # n = 4,000 rows of J = 20,000, and tf-idf of SMS messages
     OMP_NUM_THREADS=1 python recipes/benchmarks/wide.py --quick    # a fifth of it in each direction

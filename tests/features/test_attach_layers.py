@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +487,14 @@ def test_a_folder_of_the_hub_and_a_saved_classifier(make: Any, head: str, tmp_pa
     again = AttachedClassifier.load(tmp_path / "clf.pt", model(), **given)
     assert torch.equal(again(batch), clf(batch))
     assert again.head.rule == clf.head.rule
+
+
+def test_few_features_for_many_classes_suggest_a_lift():
+    small = nn.Sequential(nn.Flatten(), nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 5))
+    with pytest.warns(UserWarning, match=r"RandomReLU\(30, 2000\)"):
+        attach(copy.deepcopy(small), 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(copy.deepcopy(small), 40, feature_map=RandomReLU(30, 2000))
+        attach(copy.deepcopy(small), 3)
+        attach(copy.deepcopy(small), 40, head="margin")

@@ -1,5 +1,7 @@
 """The SVM's path in torch: against the certified machine, against libsvm's sets made exact, and unlearning."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -149,6 +151,29 @@ def test_leave_one_out_and_folds_of_a_machine_on_a_device(monkeypatch):
     by_device = svm.k_fold(5)
     torch.testing.assert_close(by_device[0], values, rtol=0, atol=1e-9)
     assert by_device[1] == error
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_solutions_for_several_C_are_those_of_fits(place):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(70, 3, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.7 * torch.randn(70, generator=generator) > 0).long()
+    values = [0.01, 1.0, (0.5, 40.0), 300.0]
+    with PretendCuda():
+        svm = IncrementalSVM(RBF(sigma=1.5), C=5.0, record=True, device=place)
+        ids = svm.add(x.to(place), y.to(place))
+        svm.remove(ids[20:30])
+        before, events = copy.deepcopy(svm.state_dict()), len(svm.trajectory)
+        alpha, b = svm.solutions(values)
+        keep = torch.cat([torch.arange(20), torch.arange(30, 70)])
+        for k, C in enumerate(values):
+            fitted = IncrementalSVM(RBF(sigma=1.5), C=C).fit(x[keep], y[keep])
+            torch.testing.assert_close(alpha[k].cpu(), fitted.alpha, rtol=1e-9, atol=1e-9)
+            assert abs(float(b[k]) - fitted.b) < 1e-9
+        assert len(svm.trajectory) == events
+        assert all(torch.equal(value, before[name]) for name, value in svm.state_dict().items())
+    with pytest.raises(ValueError, match="at least one"):
+        svm.solutions([])
 
 
 @pytest.mark.parametrize("kind", ["rbf on a line", "copies", "ties"])

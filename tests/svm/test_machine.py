@@ -390,6 +390,7 @@ def test_checkpoints_resize_and_go_on():
         (lambda: IncrementalSVM(RBF(sigma=1.0)).decision(torch.zeros(1, 2)), NotFittedError, "add"),
         (lambda: IncrementalSVM(RBF(sigma=1.0)).leave_one_out(), NotFittedError, "add"),
         (lambda: IncrementalSVM(RBF(sigma=1.0)).k_fold(3), NotFittedError, "add"),
+        (lambda: IncrementalSVM(RBF(sigma=1.0)).solutions([1.0]), NotFittedError, "add"),
     ],
 )
 def test_errors_of_a_new_machine(call, error, match):

@@ -1,4 +1,4 @@
-"""Model selection: helpers on scores, and k-fold cross-validation by replacing one fold at a time."""
+"""k-fold cross-validation by replacing one fold at a time."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ __all__ = ["cross_validate", "error_rate", "fold_of", "margins"]
 
 @exactly
 def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None) -> Tensor:
-    """Out-of-fold scores (n, K) from any machine with exact ``add`` and ``remove``.
+    """Compute out-of-fold scores (n, K) with any machine that has exact ``add`` and ``remove``.
 
-    Each sample is scored by a model that was trained without its fold. The machine first learns all folds except the first one.
-    Then, for each further fold f, it adds fold f - 1 and removes fold f, in a single step if the machine has ``update`` (Lee et
-    al., k-fold by incrementally replacing one fold). Two changes of n / folds samples thus replace a training on all other
-    folds. The function works on a copy. The machine you pass must be empty, and stays empty.
+    Each sample is scored by a model that was trained without its fold. A copy of the machine first learns all folds except the
+    first one. Then, for each further fold f, it adds fold f - 1 and removes fold f, in a single step if the machine has
+    ``update`` (Lee et al., k-fold by incrementally replacing one fold). Two changes of n / folds samples thus replace a
+    training on all other folds.
 
     Args:
-        machine: an empty :class:`~torchlssvm.LSSVMHead`, kernel machine, or anything whose ``add(x, y)`` returns ids (or
-            itself) and whose ``remove`` takes them (or the samples).
-        x: (n, J).
+        machine: an empty :class:`~torchlssvm.LSSVMHead` or kernel machine, or any object whose ``add(x, y)`` returns ids (or
+            the object) and whose ``remove`` accepts these ids (or the samples). It stays empty.
+        x: (n, J) features.
         y: (n,) labels or (n, K) targets.
-        folds: the number of folds. The fold of a sample is a hash of its id, so it is the same on every machine and after any
-            removal.
-        ids: the ids of the samples; 0, 1, ... if not given.
+        folds: the number of folds. A hash of the id assigns each sample to a fold, on every machine and after any removal.
+        ids: (n,) ids of the samples. Default: 0, 1, ...
 
     >>> import torch
     >>> from torchlssvm import LSSVMHead

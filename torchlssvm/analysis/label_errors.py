@@ -45,12 +45,12 @@ class LabelErrors:
     """Samples ranked by how strongly a model trained without them disagrees with their label.
 
     Attributes:
-        labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
-        margins: the score of the label minus the best other score (n,): a negative margin means that the model prefers another
+        labels: the given labels (n,). scores: leave-one-out scores (n, K). ids: ids of the samples, or None.
+        margins: the score of the label minus the best other score (n,). A negative margin means that the model prefers another
             class.
         order: positions of all samples (n,), the most suspicious first; ``ids[i]`` is the id of position i.
         proposed: the class that the model prefers (n,).
-        pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
+        pred_probs: calibrated out-of-sample probabilities (n, K), as the numpy array that cleanlab expects.
         classes: the names of the classes, or None.
     """
 
@@ -91,7 +91,7 @@ class LabelErrors:
     def events(self, count: int | None = None) -> list[Relabel]:
         """Propose new labels for the most suspicious samples, one event each. Review the events before you apply them.
 
-        ``count`` is the maximum number of events. Fewer events are returned if fewer samples are suspicious.
+        Returns at most ``count`` events, and fewer if fewer samples are suspicious.
         """
         if self.ids is None:
             raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
@@ -100,12 +100,12 @@ class LabelErrors:
 
 @dataclass(frozen=True, repr=False)
 class LabelPairErrors(LabelErrors):
-    """Pairs of a sample and one of its labels (``targets="multilabel"``), ranked in the same way.
+    """Pairs of a sample and a label (``targets="multilabel"``), ranked by how strongly a model without the sample disagrees.
 
     Attributes:
-        labels: as given (n, K), bool. scores: leave-one-out scores (n, K). ids: of the samples, or None.
+        labels: the given labels (n, K), bool. scores: leave-one-out scores (n, K). ids: ids of the samples, or None.
         margins: the score of each label (n, K), with the sign changed if the sample does not have the label.
-        order: all pairs (n K, 2) of row and label, the most suspicious first. proposed: what the model prefers (n, K), bool.
+        order: all pairs (n K, 2) of row and label, the most suspicious first. proposed: labels by the model (n, K), bool.
         pred_probs: calibrated out-of-sample probabilities (n, K).
         classes: the names of the labels, or None.
     """
@@ -140,23 +140,25 @@ def find_label_errors(
     head: Any, x: Any, y: Any, ids: Sequence[Any] | None = None, *, weight: Any = None, groups: Any = None,
     lift: int | None = None,
 ) -> LabelErrors:  # fmt: skip
-    """Rank samples held by a head by their leave-one-out margin, in one pass and without refitting.
+    """Rank samples held by a head by their leave-one-out margin, to find wrong labels in one pass without refitting.
 
-    With ``targets="multilabel"``, pairs of a sample and a label are ranked, see :class:`LabelPairErrors`. Numbers
-    (``targets="regression"``) are refused: rank the residuals ``y - head.leave_one_out(x, y)`` instead.
+    With ``targets="multilabel"``, pairs of a sample and a label are ranked; see :class:`LabelPairErrors`. With
+    ``targets="regression"``, this function raises an error; rank the residuals ``y - head.leave_one_out(x, y)``.
 
-    With ``multiclass="ovo"`` the score of a class is its lowest score against any other class. This takes longer. It finds more
-    errors if a class lies between others, so that one linear score cannot separate it from the rest (pixels, for example).
+    With ``multiclass="ovo"``, the score of a class is its lowest score against any other class. This takes longer, but finds
+    more errors if one linear score cannot separate a class from the rest because the class lies between others (in pixels, for
+    example).
 
     Args:
         head: a linear head that holds the samples. A ``CompactLSSVMHead`` does not support ``groups``.
         x: (n, J), as added.
         y: (n,) labels, or (n, K) for ``targets="multilabel"``, as added.
         weight: (n,), as added.
-        ids: the ids of the samples, for ``events``.
-        groups: (n,), e.g. users who may have mislabelled all of their samples. The scores are then leave-group-out scores.
-        lift: rank by a head on this many random features (:class:`~torchlssvm.features.RandomReLU`) of x, which must then be
-            all samples. With many classes and few features, 2,000 find more errors.
+        ids: (n,) ids of the samples, for ``events``.
+        groups: (n,) group of each sample, e.g. users who may have mislabelled all of their samples. The scores are then
+            leave-group-out scores.
+        lift: number of random features (:class:`~torchlssvm.features.RandomReLU`) of x to rank on; x must then contain all
+            samples. With many classes and few features, 2,000 random features find more errors.
     """
     if lift is not None:
         x = checks.as_tensor(x, "x", head.device)
@@ -175,9 +177,9 @@ def find_label_errors(
 def from_scores(
     scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None, *, classes: Sequence[Any] | None = None
 ) -> LabelErrors:
-    """Rank samples by leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,).
+    """Rank samples by leave-one-out scores (n, K) of any machine, K >= 2, and their labels (n,).
 
-    Labels (n, K), bool, rank pairs of a sample and a label.
+    Pass labels (n, K), bool, to rank pairs of a sample and a label.
     """
     pairs = labels.dtype == torch.bool and labels.shape == scores.shape
     if labels.ndim == 2 and not pairs:

@@ -13,15 +13,14 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class SlidingWindow:
-    """The last ``size`` samples of a stream, learned by any machine that has ``add`` and ``remove``.
+    """Keep a machine trained on the last ``size`` samples of a stream.
 
-    When samples leave the window, the window removes them from the machine. It passes a head (or ``Statistics``, or a
-    ``Delta``) exactly the samples that were added, to the bit, and a machine whose ``add`` returns ids gets the ids. An exact
-    machine therefore always equals a machine that only ever saw the samples in the window. The window stores these samples, so
-    the machine need not.
+    The window stores its samples and removes them from the machine when they leave the window, by id if ``add`` of the machine
+    returns ids. An exact machine therefore always equals a machine that only ever saw the samples in the window.
 
     Args:
-        machine: anything with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids.
+        machine: any object with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids, such as a head,
+            ``Statistics``, a ``Delta`` or a kernel machine.
         size: the number of samples that the window keeps.
 
     Example:

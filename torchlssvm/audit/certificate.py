@@ -62,23 +62,23 @@ class Signature:
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """Samples that were erased from a store, and the state of its head since then.
+    """State which samples were erased from a store, and commit to the state of the head since then.
 
     Attributes:
         events: the erasures ("remove") and the requests they answer ("request"), each with its id, kind, position in the
             journal, time, number of samples (or names) and commitments.
-        commitment: to the digest of the head's statistics at ``position``; None for a machine without a digest.
+        commitment: commitment to the digest of the head's statistics at ``position``; None for a machine without a digest.
         position: number of entries in the journal when the certificate was issued; ``chain`` is the hash of the journal there.
         grid: the resolution of the features, and ``normalize``, ``scale`` and ``targets`` if the head uses them.
-        fingerprint: of the network that computes the features.
+        fingerprint: hash of the network that computes the features.
         shape: number of features and classes; ``samples``: number of remaining samples.
-        compacted: the store's files were rewritten after the erasure, so the bytes are gone.
+        compacted: True if the files of the store were rewritten after the erasure, so that the bytes are gone.
         scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` from before the
             erasure, which still contain the samples.
-        library, time: the issuing version, and the time.
+        library, time: the version of the library that issued the certificate, and the time.
         files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
         requests: the requests that the events answer, each with ``id``, ``received``, ``due`` and ``reason``, without names.
-        signatures: of the envelope; empty if it is unsigned.
+        signatures: signatures of the envelope; empty for an unsigned certificate.
     """
 
     events: list[dict[str, Any]]
@@ -129,7 +129,7 @@ class Certificate:
         return canonical({"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": signatures}).decode()
 
     def signed(self, signature: bytes, keyid: str = "") -> Certificate:
-        """Return a copy with one more signature. It replaces a signature with the same key id."""
+        """Return a copy with one more signature, which replaces an existing signature with the same key id."""
         kept = [s for s in self.signatures if not keyid or s.keyid != keyid]
         return replace(self, signatures=(*kept, Signature(keyid, signature)))
 
@@ -145,9 +145,9 @@ class Certificate:
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """Return True if a sample is among the erased ones. This needs the sample's nonce, which is in the receipt.
+        """Return True if a sample is among the erased ones. Pass the nonce of the sample from the receipt.
 
-        A nonce has exactly 32 bytes: a longer one could contain the beginning of another id.
+        A nonce must have exactly 32 bytes, because a longer nonce could contain the beginning of another id.
         """
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
         if len(secret) != NONCE_BYTES:
@@ -156,7 +156,7 @@ class Certificate:
         return any(wanted in event["commitments"] for event in self.events if event["kind"] == "remove")
 
     def opens(self, key: bytes, digest: str | None) -> bool:
-        """Return True if the commitment is to this digest under this key, or if neither exists."""
+        """Return True if the commitment is to this digest under this key, or if there is neither commitment nor digest."""
         if self.commitment is None or digest is None:
             return self.commitment is digest is None
         return hmac.compare_digest(hmac.digest(key, digest.encode(), "sha256").hex(), self.commitment)
@@ -165,17 +165,17 @@ class Certificate:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read a certificate from a regular file; VerificationError if the file contains none."""
+        """Read a certificate from a regular file. Raises VerificationError if the file contains no certificate."""
         return cls.from_dict(read_document(path, "certificate"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
-        """Read an envelope; VerificationError if it contains no certificate."""
+        """Read an envelope. Raises VerificationError if it contains no certificate."""
         return cls.from_dict(read_document(text.encode() if isinstance(text, str) else text, "certificate"))
 
     @classmethod
     def from_dict(cls, data: Any) -> Certificate:
-        """Check all fields of an envelope and its payload; VerificationError names the first that is wrong."""
+        """Create a certificate from an envelope, and check all fields. Raises VerificationError with the first wrong field."""
         envelope = check_document(data, "envelope")
         signatures = [Signature(s.get("keyid", ""), from_base64(s["sig"])) for s in envelope["signatures"]]
         payload = from_base64(envelope["payload"])
@@ -225,12 +225,12 @@ class Opening:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Opening:
-        """Read an opening from a regular file; VerificationError if the file contains none."""
+        """Read an opening from a regular file. Raises VerificationError if the file contains no opening."""
         return cls.from_dict(read_document(path, "opening"))
 
     @classmethod
     def from_dict(cls, data: Any) -> Opening:
-        """Check the fields; VerificationError names the first that is wrong."""
+        """Create an opening from its fields. Raises VerificationError with the first wrong field."""
         return cls(**check_document(data, "opening"))
 
     def secret(self) -> bytes:

@@ -34,7 +34,7 @@ def _ed25519() -> Any:
 def new_key(path: str | os.PathLike[str], passphrase: bytes | str | None = None) -> Path:
     """Write a new private key (PEM, readable by its owner only) and its public key, and return the path of the public key.
 
-    If a ``passphrase`` is given, the private key is encrypted with it.
+    Pass a ``passphrase`` to encrypt the private key.
     """
     key = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as s
@@ -60,7 +60,7 @@ def _as_bytes(text: bytes | str | None) -> bytes | None:
 def private_key(given: Any, passphrase: bytes | str | None = None) -> Ed25519PrivateKey:
     """Load a private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file.
 
-    An encrypted PEM needs its ``passphrase``. Raises PassphraseError if it is missing or wrong.
+    Pass the ``passphrase`` of an encrypted PEM. Raises PassphraseError if the passphrase is missing or wrong.
     """
     kind = _ed25519().Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -79,7 +79,7 @@ def private_key(given: Any, passphrase: bytes | str | None = None) -> Ed25519Pri
 
 
 def public_key(given: Any) -> Ed25519PublicKey:
-    """Load a public key; see :func:`private_key`."""
+    """Load a public key from any of the forms that :func:`private_key` accepts."""
     kind = _ed25519().Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -124,7 +124,7 @@ def trusted_keys(given: Any) -> dict[str, list[Ed25519PublicKey]]:
 
 
 def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519PublicKey] | None:
-    """Return the first of the :func:`trusted_keys` that has signed, with the name of its holder, or None.
+    """Find the first of the :func:`trusted_keys` that signed the certificate. Returns the key and its holder, or None.
 
     Every key is tried with every signature, because the key id in the envelope is only a hint.
     """

@@ -28,9 +28,9 @@ class ErasureReceipt:
 
     Attributes:
         events: the erasures, each with its event id, position in the journal, the ids of its samples and their nonces (hex).
-        request: the request that they answer: ``id``, ``event_id`` (its id in the journal), ``received``, ``due``, and
-            ``names``, each with ``kind`` ("subject" or "id"), ``name`` and the ``nonce`` of its commitment; None without a
-            request.
+        request: the request that the erasures answer, or None. Its fields are ``id``, ``event_id`` (the id in the journal),
+            ``received``, ``due`` and ``names``. Each name has ``kind`` ("subject" or "id"), ``name`` and the ``nonce`` of the
+            commitment.
         time: when the receipt was written.
     """
 
@@ -88,7 +88,7 @@ class ErasureReceipt:
         return Check("receipt", Outcome.HOLDS, facts)
 
     def is_request_of(self, certificate: Certificate) -> bool:
-        """Return True if the certificate contains the request; VerificationError if it does so with other names."""
+        """Return True if the certificate contains the request. Raises VerificationError if the names differ."""
         if self.request is None or self.request["id"] not in {request["id"] for request in certificate.requests}:
             return False
         event_id = self.request.get("event_id", self.request["id"])
@@ -99,17 +99,17 @@ class ErasureReceipt:
         return bool(opened)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the receipt to a new file that only its owner can read; FileExistsError if the file exists."""
+        """Write the receipt to a new file that only its owner can read. Raises FileExistsError if the file exists."""
         write_private(path, (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ErasureReceipt:
-        """Read a receipt from a regular file; VerificationError if the file contains none."""
+        """Read a receipt from a regular file. Raises VerificationError if the file contains no receipt."""
         return cls.from_dict(read_document(path, "receipt"))
 
     @classmethod
     def from_dict(cls, data: Any) -> ErasureReceipt:
-        """Check the fields and their types; VerificationError names the first that is wrong."""
+        """Create a receipt from its fields. Raises VerificationError with the first wrong field."""
         found = cls(**check_document(data, "receipt"))
         if any(len(event["ids"]) != len(event["nonces"]) for event in found.events):
             raise VerificationError("not a receipt: every id needs a nonce")

@@ -99,7 +99,7 @@ class TimeStamp:
     def check(self, data: bytes, authority: Any = None) -> Check:
         """Check that the stamp covers these bytes. Raises VerificationError if it does not.
 
-        ``authority`` is the root certificates that you trust (PEM, as bytes or a file). Without them, the signature of the
+        Pass the root certificates that you trust as ``authority`` (PEM, as bytes or a file). Without them, the signature of the
         authority is not checked, and the outcome says so.
         """
         with checking("time stamp"):

@@ -1,8 +1,8 @@
-"""The verification of certificates.
+"""Verify certificates of erasure.
 
 A certificate states that samples were erased from a store, and commits to the state of the head since then. ``verify`` trusts
-neither statement. It checks the signature with the verifier's own key, and solves the weights again from the statistics. With
-the store it also recomputes the statistics from the remaining rows and checks the journal.
+neither statement. It checks the signature with a key that you trust, and solves for the weights again from the statistics. If
+you pass the store, it also recomputes the statistics from the remaining rows and checks the journal.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ def verify(
     preprocessing: Any = None,
     fast: bool = False,
 ) -> Report:
-    """Check a certificate of erasure against everything you give; VerificationError says why it does not hold.
+    """Check a certificate of erasure against the head, store and keys that you pass. Raises VerificationError if it fails.
 
     Args:
-        certificate: the object, its envelope as a dict or as JSON, or a file.
-        head: the head, or the classifier, in use. Its digest must be that of the remaining rows or, without the store, the one
+        certificate: a :class:`Certificate`, its envelope as a dict or as JSON, or a file.
+        head: the head or classifier in use. Its digest must equal that of the remaining rows or, without the store, the digest
             that ``opening`` opens. Its w, b and P must follow from its statistics, so a head that still serves old weights
             fails. A MarginHead or a kernel machine must hold the remaining rows and no others. A calibration must match the
-            certificate or, with the store, the remaining rows. The network of a classifier must have the certificate's
-            fingerprint.
-        store: the store. Its journal must be unbroken and contain the certificate's events, its rows must contain none of the
-            erased samples, the sum of the rows must match the commitment, and everything else that the certificate says about
-            the store must be true.
-        public_key: the issuer's Ed25519 key, from a source you trust, never from the certificate. One key, a list, or a mapping
-            from names of holders to keys; one of the keys must have signed.
-        allow_unsigned: accept a certificate without a signature or, without a key, do not check the signature.
-        opening: the key of the certificate's commitment (:meth:`SampleStore.opening`), to check a head without its store.
-        preprocessing: of the classifier's inputs, if it is part of the fingerprint.
-        fast: check the sums with Freivalds' test (:mod:`torchlssvm.statistics.sum_check`) instead of summing the rows again. It
-            takes as long as reading the rows, and wrong sums pass with a probability below 2^-60.
+            certificate or, with the store, the remaining rows. The network of a classifier must have the fingerprint in the
+            certificate.
+        store: the store. The journal must be unbroken and contain the events of the certificate. The rows must contain no
+            erased sample, and their sum must match the commitment. Everything else that the certificate says about the store
+            must be true.
+        public_key: the Ed25519 key of the issuer, from a source that you trust, never from the certificate. Pass one key, a
+            list, or a mapping from names of holders to keys. One of the keys must have signed.
+        allow_unsigned: accept a certificate without a signature, and do not check a signature if you pass no key.
+        opening: the key of the commitment (:meth:`SampleStore.opening`), to check a head without its store.
+        preprocessing: the preprocessing of the classifier's inputs, if it is part of the fingerprint.
+        fast: check the sums with Freivalds' test (:mod:`torchlssvm.statistics.sum_check`) instead of summing the rows again.
+            The test takes as long as reading the rows, and wrong sums pass with a probability below 2^-60.
     """
     machine = getattr(head, "head", head)  # of an attached classifier
     given = Examined(read_certificate(certificate), head, machine, store, read_opening(opening), preprocessing, fast)

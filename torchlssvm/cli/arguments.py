@@ -203,7 +203,7 @@ SUBJECT = option("--subject", action="append", metavar="S", help="all samples of
 ID = option("--id", nargs="+", action="extend", metavar="I", help="samples with these ids")
 EVENT = option("--event", metavar="E", help="id of the event; an id is applied only once (default: a random id)")
 REQUEST = option(
-    "--request", metavar="R", help="request that this answers; without --subject and --id, everything the request names"
+    "--request", metavar="R", help="id of the request to answer; without --subject and --id, all samples that it names"
 )
 SUPPRESSION_KEY = option(
     "--suppression-key",
@@ -211,7 +211,7 @@ SUPPRESSION_KEY = option(
     metavar="FILE",
     help="key of the suppression list (default: the file named by TORCHLSSVM_SUPPRESSION_KEY)",
 )
-BY_POSITION = option("--by-position", action="store_true", help="lists without ids are in the order of the samples")
+BY_POSITION = option("--by-position", action="store_true", help="match files without ids to the samples by position")
 FORCE = option("--force", action="store_true", help="overwrite an existing file")
 CLASS_WEIGHT = option(
     "--class-weight", type=class_weight, metavar="W", help="balanced, complement, or one number per class: 1,2.5"

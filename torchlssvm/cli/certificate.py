@@ -160,14 +160,14 @@ def stamp(options: argparse.Namespace) -> int:
 def add_checks(parser: argparse.ArgumentParser) -> None:
     """Add the certificate, and the options with which to check it."""
     CERTIFICATE(parser)
-    against = "store to check it against: reads the journal and sums the rows again"
+    against = "store to check the certificate against: reads the journal and sums the rows again"
     parser.add_argument("--store", type=Path, metavar="STORE", help=against)
     parser.add_argument(
         "--fast",
         action="store_true",
-        help="check the sums with random vectors instead of summing again: takes as long as reading the rows once",
+        help="check the sums with random vectors instead of summing the rows again; takes as long as reading the rows once",
     )
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="receipt of the erasure, which names the erased")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="receipt of the erasure, with the erased names")
     SUPPRESSION_KEY(parser)
     parser.add_argument(
         "--exported-head", dest="head", type=Path, metavar="FILE", help="also check this head, written by export"

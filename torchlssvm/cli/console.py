@@ -34,10 +34,12 @@ class ReaderLeftError(OutputError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line. For an OSError that is the file and the reason."""
+    """Return the message of an error on one line, shortened if a crafted file makes it long. An OSError names its file."""
+    text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return printable(f"{error.filename}: {error.strerror}")
-    return printable(" ".join(str(error).split())) or type(error).__name__
+        text = f"{error.filename}: {error.strerror}"
+    text = printable(text) or type(error).__name__
+    return text if len(text) <= 1500 else f"{text[:1000]} [...] {text[-400:]}"
 
 
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> int:

@@ -94,7 +94,7 @@ def trusted_keys(options: argparse.Namespace) -> Any:
     option("out", type=Path, metavar="OUT", help="private key to write (PEM); the public key goes to OUT.pub"),
     option("--passphrase", action="store_true", help="ask for a passphrase that protects the private key"),
     PASSPHRASE_FILE,
-    option("--suppression", action="store_true", help="create the secret key of a suppression list instead"),
+    option("--suppression", action="store_true", help="create the secret key of a suppression list, not a key pair"),
     store=False,
     changes="the keys were written",
 )

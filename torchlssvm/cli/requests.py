@@ -36,14 +36,14 @@ REQUEST_ID = option("request", metavar="REQUEST", help="id of the request (see r
     "request open",
     "Open a request.",
     option(
-        "--request", metavar="R", help="id of the request; it is kept forever, so do not use a name (default: a new id)"
+        "--request", metavar="R", help="id of the request, which is kept forever: do not use a name (default: a new id)"
     ),
     SUBJECT,
     ID,
-    option("--received", metavar="DAY", help="day it arrived, e.g. 2026-05-31 (default: today)"),
+    option("--received", metavar="DAY", help="day the request arrived, e.g. 2026-05-31 (default: today)"),
     option("--due", metavar="DAY", help="last day for the answer (default: one month after it arrived)"),
     option("--reason", default="", metavar="TEXT", help="legal basis or reason; do not use names"),
-    option("--operator", default="", metavar="TEXT", help="person who handles it"),
+    option("--operator", default="", metavar="TEXT", help="person who handles the request"),
     changes="the request was opened",
 )
 def open_request(options: argparse.Namespace) -> int:

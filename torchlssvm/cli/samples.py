@@ -67,8 +67,8 @@ def batch_size(options: argparse.Namespace, *for_features: str) -> int:
 
 @command(
     "add",
-    "Learn samples. The class of an image is its sub-folder. If the command is interrupted, run it again: samples that the "
-    "store already has are compared and skipped.",
+    "Learn samples. The class of an image is the name of its sub-folder. If the command is interrupted, run it again: samples "
+    "that the store already holds are compared and skipped.",
     *SAMPLES,
     one_of(
         option("--subject", metavar="NAME", help="subject of all samples, for example a user"),
@@ -224,13 +224,13 @@ def load_backbone(options: argparse.Namespace, store: SampleStore) -> AttachedCl
 
 @command(
     "classify",
-    "Predict the classes of new samples. Prints CSV with the columns id, class and score, or JSON with --json; --out writes "
-    "a file instead. A store of several labels per sample gives the column labels instead of class and score, and a store of "
-    "numbers a column for each. Nothing is learned.",
+    "Predict the classes of new samples without learning them. Prints CSV with the columns id, class and score, or JSON with "
+    "--json. For several labels per sample (init --targets multilabel), the columns are id and labels; for numbers (--targets "
+    "regression), id and one column per number.",
     *SAMPLES,
-    option("--subjects", metavar="COLUMN", help="a column of the table that is not a feature"),
+    option("--subjects", metavar="COLUMN", help="column of the subjects in the table, which is not used as a feature"),
     option("--scores", action="store_true", help="add the score of every class"),
-    option("--out", type=Path, metavar="FILE", help="write to FILE instead: .csv or .json"),
+    option("--out", type=Path, metavar="FILE", help="write to this .csv or .json file, not to the terminal"),
     FORCE,
     changes="the file was written",
 )

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
         "--rho",
         type=rho,
         metavar="gcv|R",
-        help="regularization. gcv: chosen from the samples after each command (default). A margin head takes a number; "
-        "without a number it chooses rho by k-fold once it has 10 samples",
+        help="regularization: a number, or gcv to choose it from the samples after each command (default). A margin head "
+        "accepts only a number; by default it chooses rho by k-fold once it has 10 samples",
     ),
     option(
         "--intercept",
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
         type=grid,
         default="auto",
         metavar="LIMIT[:BITS]",
-        help="largest feature value and bits of resolution, e.g. 8:20. auto: chosen from the first batch (default). none: "
-        "float64 sums, which are not exact",
+        help="largest feature value and bits of resolution, e.g. 8:20; auto to choose them from the first batch (default); "
+        "none for float64 sums, which are not exact",
     ),
     option(
         "--normalize", choices=("l2", "sqrt"), help="normalize each row: divide it by its length, or take square roots"
@@ -80,15 +80,15 @@ if TYPE_CHECKING:
         "--rule",
         choices=("least_squares", "lda", "auto"),
         default="least_squares",
-        help="how weights follow from the sums: least squares (default), the linear discriminant (for many classes and few "
-        "features), or auto: the more accurate one in leave-one-out",
+        help="how to compute weights from the sums: by least squares (default), by the linear discriminant (for many classes "
+        "and few features), or by the rule with the better leave-one-out accuracy (auto)",
     ),
     option(
         "--targets",
         choices=("classes", "multilabel", "regression"),
         default="classes",
-        help="what is predicted: one class per sample (default), several labels per sample, or numbers. --classes is then the "
-        "number of labels or numbers, and add --labels takes an array (n, K)",
+        help="what to predict: one class per sample (default), several labels per sample, or numbers. For labels and numbers, "
+        "--classes is their count, and add --labels takes an array (n, K)",
     ),
     one_of(
         option(
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     ),
     option("--pool", metavar="mean|std|...", help="how to pool a layer, separated by commas (default: mean)"),
     option(
-        "--max-features", type=count, metavar="J", help="largest number of features of several layers (default: 4096)"
+        "--max-features", type=count, metavar="J", help="largest number of features from several layers (default: 4096)"
     ),
     option("--views", metavar="flip", help="average the features of each image and its mirror image"),
     changes="the store was created",
@@ -320,9 +320,9 @@ def compaction_text(done: Compaction) -> str:
 
 @command(
     "backup",
-    "Copy the store to a new folder while it is in use. Use restore to put a copy back: the copy still holds samples that are "
-    "erased later.",
-    option("to", type=Path, metavar="TO", help="folder of the copy, which is made"),
+    "Copy the store to a new folder while it is in use. The copy still contains samples that are erased later, so use restore "
+    "to put it back.",
+    option("to", type=Path, metavar="TO", help="folder to create for the copy"),
     changes="the copy was made",
 )
 def backup(options: argparse.Namespace) -> int:
@@ -335,11 +335,11 @@ def backup(options: argparse.Namespace) -> int:
 
 @command(
     "restore",
-    "Make a store from a backup, and erase the samples again that were erased on request since.",
-    option("to", type=Path, metavar="TO", help="folder of the new store, which is made"),
-    option("--list", type=Path, metavar="FILE", help="where the suppression list is, if it was moved"),
-    option("--receipt", type=Path, metavar="FILE", help="receipt of what is erased again"),
-    option("--certificate", type=Path, metavar="OUT.json", help="certificate of what is erased again"),
+    "Create a store from a backup, and erase the samples that were erased on request since the backup.",
+    option("to", type=Path, metavar="TO", help="folder to create for the new store"),
+    option("--list", type=Path, metavar="FILE", help="path of the suppression list, if the list was moved"),
+    option("--receipt", type=Path, metavar="FILE", help="receipt to write of the repeated erasure"),
+    option("--certificate", type=Path, metavar="OUT.json", help="certificate to write of the repeated erasure"),
     SUPPRESSION_KEY,
     changes="the store was made",
 )

@@ -1,4 +1,4 @@
-"""Corrections of data in use: event sources, a corrector that applies each event once, and the samples a run has seen."""
+"""Correct data in use: event sources, a corrector that applies each event once, and the samples that a run has seen."""
 
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, as_source

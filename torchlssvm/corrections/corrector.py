@@ -1,4 +1,4 @@
-"""Applies events to any head or kernel machine, with or without a store, each exactly once. It needs no Trainer.
+"""Apply events to a head or kernel machine, each exactly once, with or without a store. No Trainer is needed.
 
 A store knows its samples, and its journal records which events were applied. Without a store,
 :class:`~torchlssvm.corrections.head_samples.HeadSamples` keeps this record, and the events carry the samples as they were
@@ -56,12 +56,12 @@ class MissingSample(Exception):
 
 
 class Corrector:
-    """Applies events to a head or a kernel machine, or through a store to the store's head.
+    """Apply events to a head or a kernel machine, directly or through a store, each event once.
 
     Args:
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead` or a kernel machine.
         store: a :class:`~torchlssvm.store.SampleStore` with this head.
-        seen: the samples that a run has seen so far. If given, events for samples that have not arrived wait in a queue.
+        seen: the samples that a run has seen so far. Pass it to keep events for samples that have not arrived in a queue.
 
     >>> import torch
     >>> from torchlssvm import FixedPoint, LSSVMHead
@@ -112,8 +112,8 @@ class Corrector:
     def apply_waiting(self, final: bool = False) -> None:
         """Apply the waiting events whose samples have arrived. :meth:`take_answered` returns their outcomes.
 
-        ``final`` means that the pass over the samples is over. A removal then no longer waits for an earlier event about the
-        same sample, even if the earlier event still waits for another sample.
+        Set ``final`` when the pass over the samples is over. A removal then no longer waits for an earlier event about the same
+        sample, even if the earlier event still waits for another sample.
         """
         if len(self.queue):
             self._settle([], [], None, final)
@@ -121,7 +121,7 @@ class Corrector:
     def learn(self, additions: list[Add], notes: dict[str, Any] | None = None, settle: bool = True) -> None:
         """Learn new samples and apply the events that waited for them, as one change that also writes ``notes`` to the store.
 
-        With ``settle=False`` the events wait until all ranks have added up the samples they learned.
+        With ``settle=False``, the events wait until all ranks have added up the samples that they learned.
         """
         arrived = {("id", i) for i in self.unusable}.union(*(WaitingEvent(event).names for event in additions))
         self._settle(additions, [], arrived if settle else set(), notes=notes)
@@ -348,10 +348,7 @@ class Corrector:
         return [EventOutcome(e.event_id, e.kind, e.samples, EventStatus.APPLIED) for e in entries]
 
     def state_dict(self) -> dict[str, Any]:
-        """Applied events, held samples and waiting events for a checkpoint.
-
-        It is empty with a store, which keeps them itself.
-        """
+        """Return applied events, held samples and waiting events for a checkpoint; empty with a store, which keeps them."""
         if not isinstance(self.samples, HeadSamples):
             return {}
         return self.samples.state_dict() | {"waiting": self.queue.state_dict()}

@@ -1,4 +1,4 @@
-"""Sources of corrections (a growing file, a queue, or any iterable), and a file for corrections that fail.
+"""Read corrections from a growing file, a queue or any iterable, and record corrections that fail.
 
 Reading a source never waits. A source remembers its position as the number ``cursor``, which is saved in checkpoints.
 ``seek(cursor)`` returns to that position, so that events read after the checkpoint are read again:
@@ -240,7 +240,7 @@ class DeadLetters:
         self._written: set[str] | None = None
 
     def write(self, item: Item, reason: str) -> None:
-        """Append an event and the reason; both are on the disk when this returns."""
+        """Append an event and the reason. Both are on the disk when the call returns."""
         letter = {"reason": reason, "event": item.raw if item.event is None else to_primitives(item.event)}
         key = json.dumps(letter, default=str)
         if self._written is None:

@@ -33,7 +33,7 @@ Name = tuple[str, str]
 
 
 class EventStatus(StrEnum):
-    """What became of an event."""
+    """The status of an event."""
 
     APPLIED = "applied"
     REPEATED = "repeated"
@@ -47,7 +47,7 @@ class EventStatus(StrEnum):
 
 @dataclass(frozen=True)
 class EventOutcome:
-    """Result of an event: its status, how many samples it changed and, if it was refused, the reason."""
+    """Result of an event: the status, the number of samples changed and, for a refused event, the reason."""
 
     event_id: str
     kind: str

@@ -71,15 +71,15 @@ def fingerprint_of(target: Any, given: str | None) -> str | None:
 
 
 class Delta(Changes):
-    """The changes of a node: sums of samples added minus sums of samples removed, and an id.
+    """The changes of a node, to be sent and merged: sums of samples added minus sums of samples removed, and an id.
 
     A delta is ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. It needs no model, and it may
-    remove samples that this node never held. Create a delta with :meth:`take` (a head's pending changes), :meth:`like` (empty,
-    to be filled) or :meth:`load`.
+    remove samples that this node never held. Create a delta with :meth:`take` (the pending changes of a head), :meth:`like` (an
+    empty delta) or :meth:`load`.
 
     The id is random. A receiver that has merged this id before refuses the delta, because its samples would count twice.
-    ``carried`` are the ids of deltas that the node had merged and that are part of this one. ``uncertifiable`` is the reason
-    why the source head cannot be certified, if there is one. A head that merges the delta gets the same reason.
+    ``carried`` contains the ids of merged deltas that are part of this delta. ``uncertifiable`` is the reason why the source
+    head cannot be certified, or None. A head that merges the delta gets the same reason.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -152,7 +152,7 @@ class Delta(Changes):
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Remove samples, regardless of which node holds them."""
+        """Remove samples, which any node may hold."""
         return self._change(x, y, weight, ids, -1)
 
     def _change(self, x: Any, y: Any, weight: Any, ids: Any, sign: int) -> Self:
@@ -170,11 +170,11 @@ class Delta(Changes):
 
     @property
     def names(self) -> set[str]:
-        """The ids under which the delta's samples may have been counted."""
+        """The ids under which the samples of this delta may have been counted."""
         return {self.id} | self.carried
 
     def digest(self) -> str:
-        """SHA-256 of the sums."""
+        """Return the SHA-256 digest of the sums."""
         return self.statistics.digest()
 
     def save(self, path: str | os.PathLike[str], *, min_samples: int = 0) -> None:
@@ -230,7 +230,7 @@ class Delta(Changes):
 
     @exactly
     def commit(self) -> Self:
-        """Mark the changes as handed over. Call this if you send the delta by other means than save, merge or sync."""
+        """Mark the changes as handed over. Call this method if you send the delta by other means than save, merge or sync."""
         with locked(self.source):
             self.check_own()
             self.hand_over()
@@ -286,7 +286,7 @@ def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
 
 @exactly
 def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMHead:
-    """Add deltas to a head, all or none (algorithm 5). Each id is remembered and saved with the head, so a delta counts once.
+    """Add deltas to a head, all or none (algorithm 5). The head remembers their ids, so that each delta counts once.
 
     The changes are pending until the next :func:`sync`, if there is one. Raises RemovalError if no set of samples has the
     resulting sums, and ValueError if shape, grid or fingerprint differ or a delta was merged before.

@@ -4,7 +4,7 @@ A call has five steps, which are the same on all ranks:
 
     1. tell      shape, options, grid, epoch, agreed digest, which classes changed; a rank with a problem tells that
     2. compare   any difference is the same error on every rank; nothing has been summed yet
-    3. sum       what is pending everywhere: total + sum of all - own pending, in memory of its own
+    3. sum       the pending changes of all ranks: total + sum of all - own pending, in separate memory
     4. check     no row is held less than zero times, no sum is one that samples cannot have; tell verdict and digest
     5. commit    only if every rank has accepted the sum and has the same digest
 
@@ -47,15 +47,15 @@ def sync(
 ) -> Any:
     """Add up the changes of all ranks since the last sync. Afterwards all ranks hold the same state, bit for bit.
 
-    Every rank of ``group`` (None: all ranks) must call this function. On any error, every rank raises the same error and no
-    rank has changed. If a peer dies, the error is raised within the group's timeout. Other threads that change the head wait.
-    Returns ``head``.
+    Every rank of ``group`` must call this function. On any error, every rank raises the same error and no rank has changed. If
+    a peer dies, the error is raised within the timeout of the group. Other threads that change the head wait. Returns ``head``.
 
     Args:
         head: an ``LSSVMHead`` with a grid, the same on all ranks, or a classifier that ``attach`` returned.
-        group: a process group.
+        group: a process group. Default: all ranks.
         delta: further changes to send, e.g. removals of samples that this rank does not hold. A delta can be used once.
-        fingerprint: must be the same on all ranks; by default that of the backbone, if ``head`` has one.
+        fingerprint: hash of the network, which must be the same on all ranks. Default: that of the backbone, if ``head`` has
+            one.
         min_samples: refuse to send sums of fewer distinct samples in any class.
 
     Example of one rank; torchrun starts more:
@@ -77,10 +77,10 @@ def reduce_to(
     head: Any, rank: int, group: Any = None, *, delta: Delta | None = None, fingerprint: str | None = None,
     min_samples: int = 0,
 ) -> Any:  # fmt: skip
-    """Like :func:`sync`, but add the changes of all ranks to the head of one ``rank`` of the group (algorithm 5's master).
+    """Add the changes of all ranks to the head of one ``rank`` of the group, the master of algorithm 5.
 
-    The other ranks return to the previously agreed state, because their changes are handed over. Their heads now differ from
-    the master's, so ``sync`` refuses them. Continue with ``reduce_to`` to the same rank.
+    The other ranks return to the previously agreed state, because their changes are handed over. Their heads then differ from
+    the head of the master, so ``sync`` refuses them. Continue with ``reduce_to`` to the same rank.
     """
     with locked(head, *sources(delta)):
         return _run(head, group, rank, delta, fingerprint, min_samples)

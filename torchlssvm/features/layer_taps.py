@@ -31,10 +31,10 @@ LAYER_SETS = ("last", "blocks", "all")
 
 
 class LayerTaps(nn.Module):
-    """Maps a batch to the features (B, J) of several layers of a frozen network.
+    """Map a batch to the features (B, J) of several layers of a frozen network.
 
     The output of each tapped layer is pooled over its positions (pixels or tokens) and normalized. If the layers together have
-    more than ``max_features`` values, fixed random matrices of signs project them to fewer. Each layer keeps its own columns
+    more than ``max_features`` values, fixed random sign matrices project them to fewer. Each layer keeps separate columns
     (``groups``), so that ``column_selection.select(head, taps.groups)`` can choose among the layers.
 
     **The network that you pass is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised,
@@ -48,8 +48,8 @@ class LayerTaps(nn.Module):
             ``"grid4"``), or several of these. Tokens that an attention mask hides are left out.
         normalize: how the values of each layer are normalized for each sample: ``"l2"`` (to length 1), ``"sqrt"`` (signed
             square root, then to length 1) or None.
-        max_features: the largest number of columns, which the layers share in proportion to their widths. None: no limit.
-        example: a batch that is run once to find the widths of the layers. It is needed only if the input cannot be guessed.
+        max_features: the largest number of columns, which the layers share in proportion to their widths; None for no limit.
+        example: a batch that is run once to find the widths of the layers. Required only if the input cannot be guessed.
         seed: the seed of the projection.
 
     Attributes:

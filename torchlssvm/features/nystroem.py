@@ -19,9 +19,9 @@ class Nystroem(nn.Module):
     """Nystroem features of a kernel k: phi(x) = k(x, Z) K_ZZ^(-1/2) for m landmarks Z (m, J).
 
     The dot product phi(x) . phi(z) approximates k(x, z), and equals it if x and z are landmarks. ``fit(x)`` draws the landmarks
-    from the rows of x. Since landmarks are samples that determine the features, a head on these features cannot remove their
-    influence. Use public samples as landmarks, or fit again after an erasure. Unlike the features of the random maps, the last
-    bit of these features may depend on the batch size. To remove a sample, pass the same features that you added.
+    from the rows of x. Landmarks determine the features, so a head on these features cannot remove the influence of a landmark.
+    Use public samples as landmarks, or fit again after an erasure. The last bit of the features may depend on the batch size.
+    To remove a sample, pass the features that you added.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
@@ -70,7 +70,7 @@ class Nystroem(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, m)
-        """k(x, Z) K_ZZ^(-1/2), float64."""
+        """Return the features k(x, Z) K_ZZ^(-1/2) (B, m) in float64."""
         if not len(self.landmarks):
             raise NotFittedError("the map has no landmarks: call fit(x) first")
         rows = self.kernel.prepare(x).to(torch.float64)

@@ -39,11 +39,11 @@ class RandomProjection(nn.Module):
 
 
 class RandomReLU(RandomProjection):
-    """A random lift of J features to M: phi(x) = relu(x W) / s, W standard normal (J, M), s a power of two near sqrt(J).
+    """Lift J features to M random features: phi(x) = relu(x W) / s.
 
-    The features of a sample do not depend on its batch (:mod:`torchlssvm.functional.projection`). A head that learns these
-    features class by class therefore has the same digest as a head that learns all classes at once. RanPAC uses such a lift as
-    its second stage.
+    W (J, M) is standard normal, and s is a power of two near sqrt(J). The features of a sample do not depend on the batch
+    (:mod:`torchlssvm.functional.projection`). A head that learns these features class by class therefore has the same digest as
+    a head that learns all classes at once. RanPAC uses such a lift as its second stage.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ class RandomReLU(RandomProjection):
         self.scale = 2.0 ** -round(math.log2(in_features) / 2)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, M)
-        """relu(x W) / s, float64."""
+        """Return the features relu(x W) / s (B, M) in float64."""
         return self.project(x).relu() * self.scale
 
 
@@ -99,7 +99,7 @@ class RandomFourier(RandomProjection):
         self.register_buffer("phase", turns.to(torch.int16).to(device))  # in 2^-15 turns
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, M)
-        """sqrt(2/M) cos(x W sqrt(2 gamma) + t), float64."""
+        """Return the features sqrt(2/M) cos(x W sqrt(2 gamma) + t) (B, M) in float64."""
         angle = self.project(x) * math.sqrt(2.0 * self.gamma) + self.phase.to(torch.float64) * (2.0 * math.pi / 2**15)
         return torch.cos(angle) * math.sqrt(2.0 / self.out_features)
 

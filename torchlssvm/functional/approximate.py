@@ -53,11 +53,11 @@ class Approximation:
     _smallest: float
 
     def estimate(self, sigma: float) -> float:
-        """The expected (root mean square) error of W for noise of standard deviation sigma in each feature, first order."""
+        """Return the expected (root mean square) error of W, to first order, for noise of deviation sigma in each feature."""
         return sigma * math.sqrt(max(0.0, self._variance))
 
     def bound(self, delta: float) -> float:
-        """The largest possible error of W when each removed row is within delta (Euclidean) of the true one."""
+        """Return the largest possible error of W if each removed row is within Euclidean distance delta of the true row."""
         moved = delta * self._weights * (2 * self._largest + delta)
         smallest = max(self._rho, self._smallest - moved)
         reach = self._distances + self._weights * (delta + delta * self._share)

@@ -65,7 +65,7 @@ class FixedPoint:
 
     @cached_property
     def max_value(self) -> float:
-        """The largest magnitude the grid takes."""
+        """The largest absolute value that the grid can represent."""
         return float(self.limit * 2**self.headroom)
 
     @cached_property
@@ -86,7 +86,7 @@ class FixedPoint:
         return cls(limit=2.0**exponent, bits=bits, headroom=MAX_STEPS_BITS - bits)
 
     def check(self, largest: float, name: str) -> None:
-        """Raise GridError if a value lies beyond the grid."""
+        """Raise GridError if a value exceeds the grid."""
         if largest > self.max_value:
             raise GridError(
                 f"{name} holds a value of magnitude {largest!r}, beyond the grid's limit {self.max_value!r} "
@@ -95,7 +95,7 @@ class FixedPoint:
             )
 
     def quantize(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
-        """The integers round(x / resolution) as float64.
+        """Return the integers round(x / resolution) as float64.
 
         x: (B, J); out: (B, J) float64; scratch: (>= B, J) float32, saves a temporary.
         """
@@ -112,7 +112,7 @@ class FixedPoint:
         return out.copy_(x).div_(resolution).round_()
 
     def integers(self, x: Tensor) -> Tensor:
-        """The integers round(x / resolution) as int32. x: (B, J), within the grid."""
+        """Return the integers round(x / resolution) as int32. x: (B, J), within the grid."""
         if self.binary and x.dtype == torch.float32 and 2.0**-100 < self.resolution < 2.0**100:
             return x.mul(1.0 / self.resolution).round_().to(torch.int32)
         return self.quantize(x).to(torch.int32)

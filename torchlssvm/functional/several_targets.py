@@ -14,7 +14,7 @@ from torchlssvm.functional import checks
 
 
 def confusion_by_label(y: Tensor, predicted: Tensor) -> Tensor:
-    """Count samples (K, 2, 2) by whether they have a label (row) and whether it is predicted (column). y, predicted: (n, K).
+    """Count samples (K, 2, 2) by true label (row) and predicted label (column), for each label. y, predicted: (n, K).
 
     >>> y, predicted = torch.tensor([[1, 0], [1, 1], [0, 0]]), torch.tensor([[1, 1], [0, 1], [0, 0]])
     >>> confusion_by_label(y, predicted).tolist()
@@ -26,7 +26,7 @@ def confusion_by_label(y: Tensor, predicted: Tensor) -> Tensor:
 
 
 def f1_score(y: Tensor, predicted: Tensor, average: str = "micro") -> float:
-    """F1 of labels (n, K), ``average`` "micro" or "macro"."""
+    """Return the F1 score of labels (n, K), with ``average`` "micro" or "macro"."""
     counts = confusion_by_label(y, predicted).to(torch.float64)
     if checks.one_of(average, "average", ("micro", "macro")) == "micro":
         counts = counts.sum(0, keepdim=True)

@@ -48,7 +48,7 @@ class KernelMachine(nn.Module):
 
     @property
     def C(self) -> Any:
-        """The penalty of an error: a number, or a tuple with one for each class. A larger penalty gives a closer fit."""
+        """The penalty of an error, a number or a tuple with one penalty per class. A larger penalty gives a closer fit."""
         return self._C if isinstance(self._C, float) else tuple(self._C.tolist())
 
     @property
@@ -68,7 +68,7 @@ class KernelMachine(nn.Module):
 
     @property
     def capacity(self) -> int:
-        """The number of samples there is room for before tensors change their shape (a compiled forward recompiles then)."""
+        """The number of samples that fit before tensors change shape and a compiled forward recompiles."""
         return self._slots.capacity
 
     @property
@@ -84,13 +84,13 @@ class KernelMachine(nn.Module):
         return len(self._slots)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score; ValueError for a row that holds NaN."""
+        """Return the class with the highest score (B,). Raises ValueError if a row contains NaN."""
         return checks.finite_scores(self(x)).argmax(1)
 
     def planned_bytes(self, n: int, J: int) -> int:
-        """Return about how many bytes n samples of width J need at the peak of a solve and of the updates after it.
+        """Estimate the peak memory, in bytes, of a solve with n samples of width J and of the updates after it.
 
-        A solve has the kernel matrix and its factor. The first updates compute the inverse, with room for up to 2 n samples.
+        A solve needs the kernel matrix and its factor. The first updates compute the inverse, with room for up to 2 n samples.
         """
         room = max(SMALLEST_CAPACITY, 1 << (n - 1).bit_length())
         return 8 * room * J + max(SOLVE_BYTES * n**2, 8 * n**2 + 8 * room**2)
@@ -103,7 +103,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def add(self, x: Any, y: Any) -> Tensor:
-        """Learn samples and return their ids (B,). x: (B, J); y: (B,) labels, or targets (B, K) if the machine takes them."""
+        """Learn samples x (B, J) with labels y (B,), or targets (B, K) if the machine accepts them; return their ids (B,)."""
         return self._names(self._change([], *self._check(x, y)))
 
     @atomically
@@ -114,13 +114,13 @@ class KernelMachine(nn.Module):
 
     @atomically
     def update(self, add: tuple[Any, Any] | None = None, remove: Any = None) -> Tensor:
-        """Add samples (x, y) and remove others by id, jointly; returns the ids of the added samples."""
+        """Add samples (x, y) and remove others by id in one step; return the ids of the added samples."""
         new = self._slots.nothing if add is None else self._check(*add)
         return self._names(self._change([] if remove is None else self._slots.find(remove), *new))
 
     @atomically
     def replace(self, ids: Any, x: Any, y: Any) -> Self:
-        """Replace the samples with these ids by others; the ids stay the same."""
+        """Replace the samples that have these ids. The ids stay the same."""
         found = self._slots.find(ids)
         rows, targets = self._check(x, y)
         if rows.shape[0] != len(found):
@@ -133,7 +133,7 @@ class KernelMachine(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels (or targets). The inverse does not change, unless C differs by class."""
+        """Change the labels (or targets) of samples. The inverse changes only if C differs by class."""
         found = self._slots.find(ids)
         targets = self._targets(y, self._slots.x.new_empty(len(found), 0))
         if found:
@@ -152,9 +152,9 @@ class KernelMachine(nn.Module):
 
     @atomically
     def compute_inverse(self) -> Self:
-        """Compute the inverse now instead of in a later update. After a bulk change this takes n^3 flops.
+        """Compute the inverse now, so that later updates run at full speed. After a bulk change this takes n^3 flops.
 
-        Scores do not change. The updates that follow run at full speed.
+        Scores do not change.
         """
         self._solver.compute_inverse()
         return self

@@ -17,24 +17,27 @@ from torchlssvm.kernels import Kernel, input_checks
 
 
 class LagrangianSVM(KernelMachine):
-    """f(x) = sum_i y_i alpha_i (k(x, x_i) + 1), alpha = argmin over alpha >= 0 of 1/2 alpha^T Q alpha - 1^T alpha.
+    """Lagrangian SVM for two classes with exact adding and removing: f(x) = sum_i y_i alpha_i (k(x, x_i) + 1).
 
-    The model has two classes and squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). The block inverse keeps
-    (K + 1 1^T + I/C)^-1 up to date as samples are added and removed. Reading alpha computes it, starting from its last value.
+    alpha >= 0 minimizes 1/2 alpha^T Q alpha - 1^T alpha with Q = I/C + D (K + 1 1^T) D, D = diag(y) (squared slacks). The block
+    inverse keeps (K + 1 1^T + I/C)^-1 up to date as samples are added and removed. alpha is computed when you read it, starting
+    from the last value.
 
     Args:
-        kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
+        kernel: a kernel of :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
-        step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
+        step: lambda of the iteration, 0 < step < 2/C. Default: 1.9/C, as in the paper.
         tol: the iteration stops when the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0 and the largest move of alpha
             are at most ``tol``. alpha is never negative.
         solver: ``"newton"`` takes a handful of steps at any C and is exact to rounding: the error of alpha, relative to its
             largest entry, is at most eps n C max (K(x, x) + 1) (1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples).
             ``"iteration"`` is equation (3) of the paper, which takes thousands of steps at a large C.
-        bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
-            constant to each row before the kernel is applied. This does not change RBF, so RBF then has no bias.
-        max_iter: the largest number of steps. Beyond it, ``ConvergenceError`` is raised, and the machine keeps its samples.
-        device: the device of the state.
+        bias: ``"added"`` adds one to the kernel, so that b = sum_i y_i alpha_i. ``"augmented"``, as in the paper, appends a
+            constant to each row before the kernel is applied. An RBF kernel then has no bias, because the constant does not
+            change its values.
+        max_iter: the largest number of steps. If they do not suffice, ``ConvergenceError`` is raised, and the machine keeps its
+            samples.
+        device: the device of the samples and the solution.
 
     Example:
         >>> import torch
@@ -84,7 +87,7 @@ class LagrangianSVM(KernelMachine):
 
     @property
     def bias(self) -> str:
-        """The form of the constant: "added" or "augmented"."""
+        """How the bias is modelled: "added" or "augmented"."""
         return self._bias
 
     @property
@@ -140,7 +143,7 @@ class LagrangianSVM(KernelMachine):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels. The inverse does not change."""
+        """Change the labels of samples. The inverse does not change."""
         super().relabel(ids, y)
         self._stale = bool(len(self))
         return self

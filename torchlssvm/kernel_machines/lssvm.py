@@ -15,22 +15,25 @@ from torchlssvm.kernels import Kernel, input_checks
 
 
 class KernelLSSVM(KernelMachine):
-    """f(x) = k(x, X) alpha + b with [[0, 1^T], [1, K + I/C]] [b; alpha] = [0; y]: least squares in feature space.
+    """Kernel least-squares SVM that learns and unlearns samples exactly: f(x) = k(x, X) alpha + b.
 
-    Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. If an
-    update would cost more than a new factorization (:func:`torchlssvm.functional.cost.block_update_pays`), the system is
-    factored again. Every 64 updates, the machine checks a few equations and factors again if they no longer hold to 11 digits
-    (with one ``NumericalWarning`` if they hold to less than 9). With a linear kernel and more samples than features,
-    :class:`torchlssvm.LSSVMHead` solves the same problem (rho = 1/C) from sums and does not keep the samples.
+    alpha and b solve [[0, 1^T], [1, K + I/C]] [b; alpha] = [0; y]. The machine updates (K + I/C)^-1, which all classes share,
+    for batches of any size. If an update would cost more than a new factorization
+    (:func:`torchlssvm.functional.cost.block_update_pays`), the system is factored again. Every 64 updates, the machine checks a
+    few equations and factors again if they no longer hold to 11 digits (with one ``NumericalWarning`` if they hold to less than
+    9). With a linear kernel and more samples than features, :class:`torchlssvm.LSSVMHead` solves the same problem (rho = 1/C)
+    from sums and does not keep the samples.
 
     Args:
-        kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
-        C: the penalty of an error, > 0; or one for each class (K,), as class weights. Relabelling then needs a new solve.
-        num_classes: K; with 1 the targets are numbers (B,).
-        bias: fit a b. Without b, the machine is kernel ridge regression with the ridge 1/C.
-        budget: the largest number of samples to keep. While there are more, the sample whose removal changes its own score
-            least is removed, exactly, one at a time. The kept samples then depend on the order in which samples were added.
-        device: the device of the state.
+        kernel: a kernel of :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
+        C: the penalty of an error, > 0, or one penalty per class (K,) as class weights. With a penalty per class, relabelling
+            needs a new solve.
+        num_classes: K, the number of classes. Pass 1 for numeric targets (B,).
+        bias: fit an intercept b. If False, the machine is kernel ridge regression with the ridge 1/C.
+        budget: the largest number of samples to keep; None for no limit. While there are more, the machine removes the sample
+            whose removal changes its own score least, one at a time and exactly. The kept samples then depend on the order in
+            which samples were added.
+        device: the device of the samples and the solution.
 
     Example:
         >>> import torch
@@ -74,7 +77,7 @@ class KernelLSSVM(KernelMachine):
 
     @property
     def bias(self) -> bool:
-        """True if there is a b."""
+        """True if the machine fits an intercept b."""
         return self._bias
 
     @property
@@ -107,7 +110,7 @@ class KernelLSSVM(KernelMachine):
         return self.kernel.tiled_product(rows, self._slots.x[at], alpha) + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score; ValueError for a machine that holds float targets, which name no class."""
+        """Return the class with the highest score (B,). Raises ValueError if the machine holds float targets."""
         predicted = super().predict(x)
         if not torch.compiler.is_compiling() and not checks.is_fake(predicted):
             y = self.targets
@@ -131,16 +134,16 @@ class KernelLSSVM(KernelMachine):
 
     @exactly
     def leave_one_out(self) -> Tensor:
-        """Return the score (n, K) of each sample by the machine without it, in the order of ids, exactly and without refitting.
+        """Return exact leave-one-out scores (n, K) of all samples, in the order of ids, without refitting.
 
-        This is :meth:`torchlssvm.LSSVMHead.leave_one_out` without arguments, because the machine keeps its samples.
+        Unlike :meth:`torchlssvm.LSSVMHead.leave_one_out`, this method needs no arguments: the machine keeps its samples.
         """
         alpha, H = self._left_out()
         return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
 
     @exactly
     def drift(self) -> float:
-        """A bound of the relative error of the solution, from the residuals of all equations. Costs the kernel matrix once."""
+        """Return a bound on the relative error of the solution. Computes the kernel matrix once."""
         return float(self._solver.drift(self._slots.order())) if len(self) else 0.0
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class MultiClass(nn.Module):
         return len(self._held)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """One score a class."""
+        """Return one score per class (B, K)."""
         if not len(self):
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
         machines: list[Any] = list(self.machines)
@@ -136,11 +136,11 @@ class MultiClass(nn.Module):
         return torch.stack(f, 1)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score; ValueError for a row that holds NaN."""
+        """Return the class with the highest score (B,). Raises ValueError if a row contains NaN."""
         return checks.finite_scores(self(x)).argmax(1)
 
     def planned_bytes(self, n: int, J: int) -> int:
-        """Return about how many bytes n samples of width J need, with as many of each class: the sum over all machines."""
+        """Estimate the memory, in bytes, that all machines need for n samples of width J, divided evenly among classes."""
         K, machines = self.num_classes, list(self.machines)
         used = [sum(self._label(task, k) is not None for k in range(K)) for task in self.tasks]
         return 8 * n * J + sum(m.planned_bytes(n * some // K, J) for m, some in zip(machines, used, strict=True))  # type: ignore[operator]
@@ -149,10 +149,10 @@ class MultiClass(nn.Module):
 
     @atomically
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Learn samples and return their permanent ids (B,). x: (B, J); y: (B,) labels; weight: (B,), if machines accept it.
+        """Learn samples x (B, J) with labels y (B,), and weight (B,) if the machines accept it; return permanent ids (B,).
 
-        Either every machine learns its part or no machine does: if one raises an error, all machines and ids stay unchanged.
-        :meth:`remove` and :meth:`relabel` give the same guarantee.
+        If one machine raises an error, all machines and ids stay unchanged. This also holds for :meth:`remove` and
+        :meth:`relabel`.
         """
         x = checks.as_tensor(x, "x", self._device)
         kernel, J = self._gram.kernel, self._gram.x.shape[1]
@@ -197,7 +197,7 @@ class MultiClass(nn.Module):
 
     @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
-        """Give samples new labels. A sample moves to the machines that learn its new label."""
+        """Change the labels of samples. A sample moves to the machines that learn its new label."""
         found = input_checks.known_ids(ids, self._held)
         if found:
             labels = input_checks.labels(y, self._gram.x.new_empty(len(found), 0), self.num_classes).tolist()
@@ -423,11 +423,11 @@ class MultiClass(nn.Module):
 
 
 class OneVsRest(MultiClass):
-    """K machines, one for each class against all others. The score of a class is the decision of its machine.
+    """Classify K classes with one machine per class, trained against all others. A score is the decision of a machine.
 
     Args:
-        machine: an empty machine for two classes, or a function that makes one; it is copied for each class.
-        num_classes: K.
+        machine: an empty machine for two classes, which is copied for each class, or a function that creates one.
+        num_classes: K, the number of classes.
 
     Example:
         >>> import torch
@@ -452,10 +452,10 @@ class OneVsRest(MultiClass):
 
 
 class OneVsOne(MultiClass):
-    """One machine for each pair of classes i < j, trained only on the samples of these two classes. Scores are votes.
+    """Classify K classes with one machine per pair of classes i < j, trained only on the samples of these two classes.
 
-    The sum of the decisions breaks ties. A pair of classes without samples abstains. The arguments are those of
-    :class:`OneVsRest`.
+    Scores are votes, and the sum of the decisions breaks ties. A pair of classes without samples abstains. The arguments are
+    those of :class:`OneVsRest`.
     """
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int):

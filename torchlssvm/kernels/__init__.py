@@ -1,4 +1,4 @@
-"""Kernels: ``kernel(x1, x2)`` is the Gram matrix (n1, n2) of the rows of x1 (n1, J) and x2 (n2, J).
+"""Kernels: ``kernel(x1, x2)`` returns the Gram matrix (n1, n2) of the rows of x1 (n1, J) and x2 (n2, J).
 
 You can add, multiply and scale kernels. Any callable ``(x1, x2) -> Gram`` works as a kernel too (:func:`as_kernel`).
 :class:`Deep` applies a kernel to the features of a frozen network.

@@ -32,7 +32,7 @@ class Kernel(nn.Module):
         raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return the rows (n, J) that :meth:`gram` takes and machines keep: the samples x (n, ...), or features if deep."""
+        """Return the rows (n, J) that :meth:`gram` takes and machines keep: the samples x, or the features of a network."""
         return x
 
     def version(self) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class Kernel(nn.Module):
         return (*options, *((p.data_ptr(), p._version) for p in tensors))
 
     def equals(self, other: Kernel) -> bool:
-        """Tell whether another kernel has the same parts, options and parameters, and therefore the same values."""
+        """Return True if another kernel has the same parts, options and parameters, and therefore the same values."""
 
         def parts(kernel: Kernel) -> list[Any]:
             return [
@@ -76,14 +76,14 @@ class Kernel(nn.Module):
         return 3
 
     def diag(self, x: Tensor) -> Tensor:
-        """K(x_i, x_i) for each row (n,)."""
+        """Return K(x_i, x_i) for each row (n,)."""
         rows = self.prepare(x)
         if len(rows) == 0:
             return rows.new_empty(0)
         return torch.cat([self.gram(part, part).diagonal() for part in rows.split(64)])
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The Gram matrix K (n1, n2)."""
+        """Return the Gram matrix K (n1, n2)."""
         p1 = self.prepare(x1)
         return self.tiled(p1, p1 if x2 is x1 else self.prepare(x2))
 

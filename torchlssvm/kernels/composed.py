@@ -16,7 +16,8 @@ Gram = Callable[[Tensor, Tensor], Tensor]
 class Sum(Kernel):
     """k(x, z) = k_1(x, z) + k_2(x, z).
 
-    If one of the two kernels is deep, a prepared row concatenates the rows that both prepare. The first is ``split`` wide.
+    If one of the kernels is a :class:`Deep` kernel, a prepared row concatenates the rows of both kernels; the first row has
+    ``split`` columns.
     """
 
     options = ("split",)
@@ -71,15 +72,15 @@ class Scaled(Kernel):
         self.deep = self.kernel.deep
 
     def prepare(self, x: Tensor) -> Tensor:
-        """As the kernel that is scaled."""
+        """Prepare rows as the scaled kernel does."""
         return self.kernel.prepare(x)
 
     def floats(self, J: int) -> int:
-        """The kernel's own, and the product."""
+        """Count the numbers of the scaled kernel, and the product."""
         return 1 + self.kernel.floats(J)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The multiple scale K (n1, n2)."""
+        """Return scale K (n1, n2)."""
         return self.scale * self.kernel.gram(x1, x2)
 
 
@@ -138,7 +139,7 @@ class Deep(Kernel):
         return self.kernel.prepare(rows.flatten(1).to(torch.float64))
 
     def floats(self, J: int) -> int:
-        """As the kernel on the features."""
+        """Count the numbers of the kernel on the features."""
         return self.kernel.floats(J)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:

@@ -50,17 +50,16 @@ class CorrectionReport:
 
 
 class DataCorrection(Callback):
-    """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
+    """Apply events from a source to the head while training or validation runs, each event exactly once and on all ranks.
 
     The callback reads the source before the first batch, every ``every`` training batches, before each validation, and at the
     end of each epoch and of the training. The results are logged and kept in ``reports``. The position in the source is saved
     with the head, in the store or, without a store, in the checkpoint.
 
-    An event waits while an ``LSSVMModule`` has not learned its samples. When a batch brings the sample, the batch is learned
-    and the event is applied as one change (:mod:`torchlssvm.corrections.corrector`). The result therefore does not depend on
-    when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait when the run ends
-    are printed and wait for the next run. ``torchlssvm fit`` then ends with exit code 1, as it does after refused
-    events.
+    If an ``LSSVMModule`` has not learned the samples of an event, the event waits. When a batch brings the samples, the batch
+    is learned and the event is applied as one change (:mod:`torchlssvm.corrections.corrector`). The result therefore does not
+    depend on when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait when the
+    run ends are printed and wait for the next run. ``torchlssvm fit`` then exits with code 1, as it does after refused events.
 
     With a store (``store``, or the store of an ``LSSVMModule``), Remove and Relabel name samples by id or subject. Without a
     store, events carry the samples as they were added. If the source is a store, the head follows the changes that other
@@ -71,14 +70,14 @@ class DataCorrection(Callback):
             :mod:`torchlssvm.corrections.event_sources`, or a :class:`~torchlssvm.store.SampleStore`.
         every: how often to read the source, in training batches.
         store: a store with the head of this module.
-        head: where the head is in the LightningModule.
+        head: dotted path of the head in the LightningModule.
         limit: the largest number of events to read at a time.
-        dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
+        dead_letters: JSONL file for events that cannot be applied, with the reason. Default: ``dead_letters.jsonl`` in the
             Trainer's ``default_root_dir``.
         on_error: ``"continue"``, or ``"raise"`` to stop the run at the first event that cannot be applied.
-        certificates: a folder for the certificates of removals (needs a store). Beside each certificate is a receipt with the
-            names of the erased people.
-        key: the Ed25519 key that signs the certificates.
+        certificates: folder for the certificates of removals. Requires a store. Next to each certificate, a receipt with the
+            names of the erased people is written.
+        key: Ed25519 key to sign the certificates with.
         keep: the number of validation samples whose features are kept in memory, to measure accuracy before and after events.
 
     >>> DataCorrection("events.jsonl", every=10).state_key

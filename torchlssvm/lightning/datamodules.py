@@ -26,12 +26,12 @@ class DigitsData(LightningDataModule):
     Training samples have ids, ``train/0`` and so on. Every fifth digit is a validation sample.
 
     Args:
-        size: pixels of a side of pictures; None for features (digits) or 96 (CIFAR-10).
+        size: side of the images in pixels. Default: features instead of images for digits, 96 for CIFAR-10.
         noise: the fraction of training labels that are replaced at random, to try out corrections.
         limit: the number of samples used of each part.
         batch_size, num_workers, shuffle: options of the loaders.
         seed: the seed of the noise.
-        stand_in: use scikit-learn's digits if the data are missing, and print a message. If False, missing data raise an error.
+        stand_in: if the data are missing, print a message and use scikit-learn's digits. If False, raise an error.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class FolderData(DigitsData):
     """Photographs in ``root/train/<class>/`` and ``root/val/<class>/``.
 
     Args:
-        root: the folder; a relative one is also looked for below the folder that TORCHLSSVM_DATA names.
-        size: pixels of a side after a centre crop.
+        root: the folder. A relative path is also searched for below the folder that TORCHLSSVM_DATA names.
+        size: side of the images in pixels, after a centre crop.
         limit, batch_size, num_workers, shuffle, stand_in: as for :class:`DigitsData`; the limit is spread evenly.
     """
 

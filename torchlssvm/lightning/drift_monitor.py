@@ -11,15 +11,15 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class DriftMonitor(Callback):
-    """Logs at regular intervals how far the current solution is from the exact one, and recomputes it above a threshold.
+    """Log at regular intervals how far the current solution is from the exact one, and recompute it above a threshold.
 
-    It calls ``drift()`` and ``refresh()`` for an ``LSSVMHead`` or ``KernelLSSVM``; ``kkt_violation()`` and ``refresh()`` or
-    ``polish()`` for an SVM; the worst of its machines for ``OneVsRest`` and ``OneVsOne``.
+    The callback uses ``drift()`` and ``refresh()`` of an ``LSSVMHead`` or ``KernelLSSVM``, and ``kkt_violation()`` and
+    ``refresh()`` or ``polish()`` of an SVM. For ``OneVsRest`` and ``OneVsOne``, the worst of the machines counts.
 
     Args:
         every: how often to measure the drift, in training batches. Each measurement costs one solve.
         threshold: refresh if the drift exceeds this value.
-        head: where the head is in the LightningModule.
+        head: dotted path of the head in the LightningModule.
 
     >>> DriftMonitor(every=50, threshold=1e-9).refreshes
     0
@@ -31,7 +31,7 @@ class DriftMonitor(Callback):
         self.refreshes = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """ValueError if the head has no drift to measure."""
+        """Raise ValueError if the head has no drift to measure."""
         for machine in machines_of(find_head(pl_module, self.head)):
             if method_of(machine, "drift", "kkt_violation") is None:
                 raise ValueError(f"a {type(machine).__name__} has neither drift() nor kkt_violation() to monitor")

@@ -17,18 +17,18 @@ from torchlssvm.sample_adapter import SampleAdapter
 
 
 class FitHead(Callback):
-    """Empties a head and adds the features of a whole loader, in eval mode and without gradients.
+    """Clear a head and fit it on the features of a whole loader, in eval mode and without gradients.
 
     The features change while the network is being trained, so each fit starts from an empty head. Each rank fits its share of
     the samples.
 
     Args:
-        when: ``"fit_start"``, ``"validation"`` (before each), ``"epoch_end"`` or ``"train_end"``.
+        when: when to fit: ``"fit_start"``, ``"validation"`` (before each validation), ``"epoch_end"`` or ``"train_end"``.
         every: how often to fit, in epochs.
-        head: where the head is in the LightningModule.
-        features: computes features (B, J) from inputs: a function, or the name of a method or sub-module. By default the
+        head: dotted path of the head in the LightningModule.
+        features: a function, or the name of a method or sub-module, that computes features (B, J) from inputs. Default: the
             classifier that ``attach`` made, or ``backbone``.
-        loader: the loader to fit on; by default the train loader. Samples must not be augmented at random.
+        loader: the loader to fit on. Default: the train loader. Do not use random augmentation.
 
     >>> FitHead(when="validation").fits
     0

@@ -39,7 +39,7 @@ class Suspect:
 
 
 class LabelAudit(Callback):
-    """After an epoch, ranks the samples held by their leave-one-out margin and writes the most suspicious ones as events.
+    """After an epoch, rank the samples held by their leave-one-out margin and write the most suspicious ones as events.
 
     The file has one event per line, preceded by a comment with the reason. Edit the file, then pass it to
     :class:`~torchlssvm.lightning.DataCorrection`. Each audit overwrites the file.
@@ -49,10 +49,10 @@ class LabelAudit(Callback):
         fraction: the largest share of samples to write. Only samples for which another label scores higher are written.
         action: ``"relabel"`` (to the best label) or ``"remove"``.
         every: how often to audit, in epochs.
-        head: where the head is in the LightningModule.
-        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held, for a kernel machine in the order of its
-            ``ids``. By default the samples come from the store of an ``LSSVMModule``. Without a store, they are kept in memory
-            during training, and the events carry them.
+        head: dotted path of the head in the LightningModule.
+        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held; for a kernel machine, in the order of its
+            ``ids``. Default: the samples in the store of an ``LSSVMModule``. Without a store, samples are kept in memory during
+            training, and the events carry them.
 
     >>> LabelAudit("suspects.jsonl", fraction=0.05).suspects
     []

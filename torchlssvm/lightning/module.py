@@ -69,7 +69,7 @@ class LSSVMModule(LightningModule):
     Args:
         backbone: the name of a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``), ``"identity"`` if
             the data are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
-        num_classes: K, the number of classes, or of labels or numbers for each sample.
+        num_classes: K, the number of classes, or the number of labels or values per sample.
         targets: ``"classes"``, ``"multilabel"`` (batches with y (B, K) of 0 and 1) or ``"regression"`` (y (B, K) or (B,)), as
             for :class:`~torchlssvm.LSSVMHead`.
         weights: the weights of a backbone that is given by name: a member of torchvision's enum (``"DEFAULT"``),
@@ -79,22 +79,23 @@ class LSSVMModule(LightningModule):
             they are pooled, as for :func:`torchlssvm.attach`.
         views: names of fixed transforms, e.g. ``["flip"]``. Features are averaged over a sample and its transforms.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
-        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`, or a head or kernel machine that you
-            made. In the last case, ``rho``, ``grid`` and ``head_options`` are not used.
-        rho: the regularization of the head: a number, ``"gcv"`` or ``"kfold"`` (on the head's ``folds``, or on the samples of a
-            ``MarginHead``). The last two choose rho before each validation of a fit and at the end of each epoch. None is the
-            default of the head.
+        head: ``"lssvm"`` or None for an :class:`~torchlssvm.LSSVMHead`, ``"margin"`` for a :class:`~torchlssvm.MarginHead`, or
+            a head or kernel machine, for which ``rho``, ``grid`` and ``head_options`` are not used.
+        rho: the regularization of the head: a number, ``"gcv"``, or ``"kfold"`` (on the ``folds`` of the head, or on the
+            samples of a ``MarginHead``). ``"gcv"`` and ``"kfold"`` choose rho before each validation of a fit and at the end of
+            each epoch. Default: that of the head.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, its limit and bits as text (``"8:20"``), ``"auto"`` or None.
         head_options: other options of :class:`~torchlssvm.LSSVMHead` or :class:`~torchlssvm.MarginHead`, e.g.
             ``{"class_weight": "balanced"}``.
         batch_names: the keys of batches that are dicts, e.g. ``{"x": "photo", "y": "species"}``. The keys ``image`` and
             ``label`` need no entry.
-        store: the folder of a store.
-        suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
-        suppression_key: the key of the suppression list, which is never saved. The default is the environment variable
+        store: folder of a store.
+        suppression_list: file that prevents samples erased on request from being added again, as for
+            :class:`~torchlssvm.store.SampleStore`.
+        suppression_key: the key of the suppression list, which is never saved. Default: the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``.
-        erased: what to do with samples that were erased on request: ``"skip"`` them and print their number at the end, or
-            ``"refuse"`` the batch. A store refuses by default; a run skips, because its data set may still have the samples.
+        erased: what to do with samples that were erased on request: ``"skip"`` them and print their number at the end (the
+            default, because the data set may still contain them), or ``"refuse"`` the batch.
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -178,7 +179,7 @@ class LSSVMModule(LightningModule):
 
     @property
     def store(self) -> Any:
-        """The open store, on the first rank of a run with one."""
+        """The open store, on the first rank of a run with a store."""
         return self.learner.store
 
     def forward(self, x: Tensor) -> Tensor:

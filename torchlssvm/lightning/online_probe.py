@@ -28,8 +28,8 @@ class OnlineProbe(Callback):
         layer: the dotted name of the module whose output (B, J) is used as features.
         num_classes: K, the number of classes.
         window: the number of samples in the window of each rank.
-        rho: the regularization of the head. With None, it is chosen by ``"gcv"`` before each validation, or by k-fold
-            cross-validation for a margin head.
+        rho: the regularization of the head. Default: chosen before each validation, by ``"gcv"`` or, for a margin head, by
+            k-fold cross-validation.
         name: the name under which the module logs the accuracy, for ``EarlyStopping(monitor="probe_accuracy", mode="max")`` or
             ``ModelCheckpoint``.
         head: the kind of probe, ``"lssvm"`` or ``"margin"``.

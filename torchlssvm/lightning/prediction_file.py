@@ -17,7 +17,7 @@ from torchlssvm.linear.linear_head import targets_of
 
 
 class PredictionFile(Callback):
-    """Writes the predictions of ``trainer.predict`` to a CSV file, with one line per sample in the order of the data.
+    """Write the predictions of ``trainer.predict`` to a CSV file, with one line per sample in the order of the data.
 
     The columns are the id of the sample (its number if batches have no ids), the predicted class, and a score for each class.
     With ``targets="multilabel"``, the second column contains all predicted labels, separated by spaces. With
@@ -25,7 +25,7 @@ class PredictionFile(Callback):
     the file. Samples that a distributed sampler repeats are written once.
 
     Args:
-        path: the file. An existing file is replaced when all predictions have been computed.
+        path: the file to write. An existing file is replaced when all predictions have been computed.
         batch_names: the keys of batches that are dicts.
 
     >>> PredictionFile("predictions.csv").path.name

@@ -29,6 +29,7 @@ from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
 from torchlssvm.linear.column_selection import Selection, check_columns, restrict
+from torchlssvm.linear.discriminant_rule import FEATURES_PER_CLASS, LIFTED_FEATURES, is_masked
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import (
@@ -82,8 +83,6 @@ def attach(
     ``head``...), or for the only ``nn.Linear``. If ``attach`` finds no layer, name it in ``layer``. A transformers encoder has
     no such layer: the features are the last hidden states, averaged over the tokens of each text.
 
-    Pass ``layers`` to learn from several layers at once, which is more accurate (see :doc:`/features`). Unlearning stays
-    exact, because each feature is still a fixed function of one sample.
 
     **The model passed in is changed**: the layer becomes ``nn.Identity``, all parameters are frozen, and every module is put in
     eval mode. If ``attach`` raises an error, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged, and the
@@ -99,7 +98,8 @@ def attach(
         head: ``"lssvm"`` or None for an ``LSSVMHead``, ``"margin"`` for a ``MarginHead``, or a module with ``add``, ``remove``
             and ``forward``, such as a kernel machine.
         layers: ``"last"`` (the input of the last layer), ``"blocks"`` (the output of every block), ``"all"`` (also the widest
-            activation inside each block), or a list of module names or patterns, e.g. ``["features.1?", "conv1"]``.
+            activation inside each block), or a list of module names or patterns, e.g. ``["features.1?", "conv1"]``. Several
+            layers are more accurate, and unlearning stays exact (see :doc:`/features`).
         pool: how to pool the positions of a layer: one or several of ``"mean"``, ``"std"``, ``"cls"`` and ``"grid2"``. See
             :class:`~torchlssvm.features.LayerTaps`. Default: ``"mean"``, or the network's own pooling with ``layers="last"``.
         max_features: the largest number of columns when several layers are tapped; None for no limit. Layers are reduced to
@@ -318,7 +318,16 @@ def new_head(head: Any, features: Features, num_classes: int, options: dict[str,
     if head is None or isinstance(head, str):
         kind = head_class(head or "lssvm")
         usual = {"device": features.device} | ({"rho": "gcv"} if kind is LSSVMHead else {})
-        return kind(features.width, num_classes, **usual | options)
+        made = kind(features.width, num_classes, **usual | options)
+        one_vs_rest = kind is LSSVMHead and made.multiclass == "ovr" and made.targets == "classes"
+        if one_vs_rest and is_masked(num_classes, features.width) and features.how.feature_map is None:
+            lifted = max(LIFTED_FEATURES, FEATURES_PER_CLASS * num_classes)
+            warnings.warn(
+                f"{num_classes} classes meet {features.width} features. Often more accurate: more layers (layers='blocks'), a "
+                f"random lift (feature_map=RandomReLU({features.width}, {lifted}) from torchlssvm.features), or head='margin'",
+                stacklevel=3,
+            )
+        return made
     if not isinstance(head, nn.Module) or not all(callable(getattr(head, verb, None)) for verb in ("add", "remove")):
         raise TypeError(f"head must be an nn.Module with add and remove, got {head!r}")
     if options:
@@ -347,13 +356,6 @@ class AttachedClassifier(nn.Module):
     A store (``attach(..., store=folder)``) keeps the features of each sample under the sample's id. Add samples with
     ``clf.add(images, y, ids=ids, subjects=subjects)``, and remove them with ``clf.remove(subject="u42")`` or
     ``clf.remove(ids=["a"])``. ``clf.store`` issues certificates. A copy or pickle of the classifier has no store.
-
-    Args:
-        features: the frozen network.
-        head: a module with ``add``, ``remove`` and ``forward``.
-        deterministic: False, True, or the size of all batches that go through the backbone.
-        preprocess: a callable that converts a batch that is neither a tensor nor a dict, such as a list of texts, to the input
-            of the backbone.
     """
 
     def __init__(
@@ -401,12 +403,9 @@ class AttachedClassifier(nn.Module):
         self._classes = names
 
     def join(self, store: Any, given: Collection[str] | None = None) -> Self:
-        """Keep every sample in a store from now on.
+        """Keep every sample in a store from now on: a folder, which is created or opened, or a store of this head.
 
-        Args:
-            store: a folder, which is created or opened, or a store of this head.
-            given: names of the options that you set yourself; None for all. If ``"rho"`` or ``"class_weight"`` is not listed,
-                the value of an existing store is used.
+        ``given`` names the options that you set yourself (None: all); an existing store supplies the other options.
         """
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")

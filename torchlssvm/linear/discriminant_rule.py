@@ -36,6 +36,19 @@ JUDGED_ROWS, LEAST_ROWS = 2000, 10
 With 2,000 samples the difference of two accuracies is known to about half a point."""
 
 
+MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
+"""With this many classes and fewer than this many features per class, least squares against the rest can mask classes, which
+means that it rarely predicts them. See docs/benchmarks/random_features.md."""
+
+LIFTED_FEATURES = 2000
+"""The number of random features that the warning suggests, and that are used to find label errors."""
+
+
+def is_masked(classes: int, features: int) -> bool:
+    """True if least squares of one class against the rest is likely to lose accuracy."""
+    return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
+
+
 def check_rule(rule: str, multiclass: str, intercept: str) -> str:
     """A rule that goes with these options of a head."""
     checks.one_of(rule, "rule", RULES)

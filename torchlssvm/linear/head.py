@@ -175,10 +175,9 @@ class LSSVMHead(LinearHead):
 
     @property
     def P(self) -> Tensor:
-        """P = I - C = rho A^-1. Do not write to it.
+        """P = I - C = rho A^-1 (J, J); (J+1, J+1) with a penalized intercept. Do not write to it.
 
-        Shape (J, J), or (J+1, J+1) with a penalized intercept; with ``"ovo"``, one such matrix per pair, and with class weights
-        for several labels, one per label.
+        One matrix per pair with "ovo", and one per label with class weights for several labels.
         """
         return self._solve(inverse=True)[2]
 
@@ -215,10 +214,7 @@ class LSSVMHead(LinearHead):
 
     @contextmanager
     def _trusted_removals(self) -> Iterator[None]:
-        """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
-
-        Without this guarantee and without row hashes every removal would be tested by a solve.
-        """
+        """See :meth:`LinearHead._trusted_removals`. Without row hashes, a solve tests every removal outside this context."""
         with self._lock:
             before, self._vouched = self._vouched, True
             try:

@@ -288,10 +288,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def digest(self) -> str:
-        """Return the SHA-256 digest of the statistics. Two digests are equal exactly if the statistics are equal.
-
-        :meth:`torchlssvm.Statistics.digest` specifies the bytes.
-        """
+        """Return the SHA-256 digest of the statistics, which :meth:`torchlssvm.Statistics.digest` specifies."""
         self._check_whole()
         with threads_for(PASS_WORK * self.in_features**2):
             return self.statistics.digest()

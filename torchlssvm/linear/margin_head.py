@@ -52,9 +52,9 @@ class MarginHead(LinearHead):
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
         rho: the regularization, a number > 0, which corresponds to C = 1 / (2 rho) of ``LinearSVC``. It can be set at any time.
-            With None, rho is chosen by :meth:`select_rho` with default arguments, at the first read with 10 samples of two
-            classes and again at each ``refresh()`` after samples have changed. With fewer samples, rho is 1.0, and ``choices``
-            reports that rho is not chosen yet.
+            Default: chosen by :meth:`select_rho` with default arguments, at the first read with 10 samples of two classes and
+            again at each ``refresh()`` after samples have changed. With fewer samples, rho is 1.0, and ``choices`` reports that
+            rho is not chosen yet.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). With ``"balanced"`` or ``"complement"``, every change of samples changes every class.
@@ -315,10 +315,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _derived(self) -> dict[str, Tensor]:
-        """The values in use that are derived from samples and options: w, b, and the active sets (K, n).
-
-        The active sets are in the order of :meth:`_sample_state`.
-        """
+        """Values that are derived from samples: w, b and the active sets (K, n) in the order of :meth:`_sample_state`."""
         self._solve()
         return self._solver.state()
 
@@ -329,10 +326,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _resume(self, state: dict[str, Tensor]) -> None:
-        """Start the next solve from a :meth:`_snapshot` of the samples held. The result is still proven.
-
-        Raises ValueError if the snapshot belongs to other samples.
-        """
+        """Start the next solve, which is still proven, from a :meth:`_snapshot`. Raises ValueError if it has other samples."""
         if not state:
             return
         with self._changing():

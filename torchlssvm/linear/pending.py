@@ -100,7 +100,7 @@ class Pending:
         held: the sums of the head.
         held_rows: the rows of the head.
         tracking: how the changes are known.
-        statistics: their sums, with :attr:`Tracking.CHANGES`; otherwise None.
+        statistics: the sums of the changes with :attr:`Tracking.CHANGES`; otherwise None.
         id: a random id of these changes, made when they first leave the head (in a delta, a copy or a file). A head
             that has already counted this id refuses the changes.
         epoch: the number of agreements so far.
@@ -142,17 +142,17 @@ class Pending:
 
     @property
     def sums(self) -> Statistics:
-        """The sums of the pending changes. Do not write to them; they are valid until the next change."""
+        """Return the sums of the pending changes, which are valid until the next change. Do not write to them."""
         return self.held if self.statistics is None else self.statistics
 
     @property
     def rows(self) -> RowCounts | None:
-        """The rows that are pending; None if they are not known."""
+        """Return the rows of the pending changes; None if they are not known."""
         held = self.held_rows.known()
         return held if self.tracking is Tracking.ALL else self.held_rows.changed
 
     def changes(self) -> Changes:
-        """Return the pending changes, not a copy; ValueError if they were lost."""
+        """Return the pending changes, not a copy. Raises ValueError if they were lost."""
         if self.tracking is Tracking.LOST:
             raise ValueError(
                 "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "
@@ -173,7 +173,7 @@ class Pending:
         return None if held is None or changed is None else held.plus(changed, -1)
 
     def agreed_digest(self) -> str:
-        """Return the digest of what was agreed on, "" for an empty state."""
+        """Return the digest of the agreed state, "" if it is empty."""
         if self._agreed is None:
             self._agreed = _digest(self.agreed_sums())
         return self._agreed
@@ -199,7 +199,7 @@ class Pending:
         add_counts(self.weights, changes.weights, sign)
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes. Deltas taken earlier have fewer classes."""
+        """Add k classes. Deltas taken earlier have fewer classes."""
         self.id = None
         if self.statistics is not None:
             self.statistics.add_classes(k)
@@ -268,7 +268,7 @@ class Pending:
 
     @classmethod
     def load(cls, meta: dict[str, Any], tensors: dict[str, Tensor], held: Statistics, held_rows: HeldRows) -> Pending:
-        """Undo :meth:`save`, for a head's sums and rows. ValueError, KeyError or TypeError when it does not fit."""
+        """Restore what :meth:`save` returned. Raises ValueError, KeyError or TypeError if it does not fit the head."""
         out = cls(held, held_rows)
         out.tracking, out.epoch = Tracking(meta["tracking"]), int(meta["epoch"])
         out.id = None if meta["id"] is None else str(meta["id"])

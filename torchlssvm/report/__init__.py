@@ -24,15 +24,15 @@ def write_report(
 
     Args:
         store: a store with labels, and an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`.
-        path: the file to write. Only its owner can read it, because it names samples and subjects.
-        images: pictures of the samples, as a folder, an array or a function (see :func:`torchlssvm.report.pictures.source`).
-            Without pictures, the page shows the features whose values are most unusual.
-        classes: the names of the classes (default: those of the store).
+        path: the file to write. The page names samples and subjects, so only the owner of the file can read it.
+        images: images of the samples, as a folder, an array or a function (see :func:`torchlssvm.report.pictures.source`).
+            Without images, the page shows the features whose values are most unusual.
+        classes: the names of the classes. Default: the names in the store.
         certificates: a folder with certificate files (*.json) to list.
         title: the title of the page.
         count: the number of samples in each list.
-        groups: which samples are left out together, as in :meth:`torchlssvm.store.SampleStore.leave_one_out`. Use
-            ``"subject"`` if several rows belong to one person or picture.
+        groups: groups of samples to leave out together, as in :meth:`torchlssvm.store.SampleStore.leave_one_out`. Use
+            ``"subject"`` if several rows belong to one person or image.
 
     >>> import tempfile, torch
     >>> from pathlib import Path

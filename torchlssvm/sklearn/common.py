@@ -63,12 +63,12 @@ class Classifier(ClassifierMixin):
         def _scores(self, X: Any) -> Tensor: ...
 
     def decision_function(self, X: Any) -> Array:
-        """Scores: (B,) of the second class for two classes, else (B, K)."""
+        """Return scores (B, K), or the scores (B,) of the second class if there are two classes."""
         scores: Array = self._scores(X).cpu().numpy()
         return scores[:, 1] if len(self.classes_) == 2 and not self._indicator else scores
 
     def predict(self, X: Any) -> Array:
-        """Predict the classes (B,), or 0 and 1 for each label (B, K) if samples have several labels."""
+        """Predict classes (B,), or zeros and ones (B, K) if samples have several labels."""
         if self._indicator:
             labels: Array = (self._scores(X) > 0).cpu().numpy().astype(np.int64)
             return labels

@@ -85,7 +85,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return self
 
     def partial_unfit(self, ids: Any) -> Self:
-        """Unlearn samples exactly, by their ids in ``ids_``. Balanced class weights are updated as well. ids: (B,)."""
+        """Unlearn the samples with these ids (B,) of ``ids_`` exactly. Balanced class weights are updated as well."""
         check_is_fitted(self, "machine_")
         self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
         kept = np.isin(self.ids_, self.machine_.ids.cpu().numpy())
@@ -116,7 +116,8 @@ class KernelClassifier(Classifier, BaseEstimator):
     def label_errors(self, ids: Any = None) -> LabelErrors:
         """Rank the samples by how suspicious their labels are, based on scores of machines that never saw them.
 
-        ``found.order`` holds indices into ``ids_``, the most suspicious first. ids: (n,) names for ``found.events``.
+        ``found.order`` contains indices into ``ids_``, the most suspicious first. Pass ``ids`` (n,) to name the samples in
+        ``found.events``.
         """
         check_is_fitted(self, "machine_")
         labels = torch.from_numpy(self._labels)
@@ -224,7 +225,7 @@ class IncrementalSVC(KernelClassifier):
     _keeps_rows = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C; zero ignores a sample."""
+        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C, where 0 ignores a sample."""
         return self._learn(X, y, sample_weight, True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:

@@ -20,7 +20,14 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
-from torchlssvm.linear.discriminant_rule import RULES, choose_rule, has_open_rule
+from torchlssvm.linear.discriminant_rule import (
+    FEATURES_PER_CLASS,
+    LIFTED_FEATURES,
+    RULES,
+    choose_rule,
+    has_open_rule,
+    is_masked,
+)
 from torchlssvm.linear.linear_head import refuse_for_targets
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
@@ -38,18 +45,6 @@ def choose_multiclass(classes: int, features: int) -> str:
 WIDE_FEATURES = 512
 """Problems with more features than this, and more features than samples, are solved in the dual. With fewer features, sums are
 cheap."""
-
-MANY_CLASSES, FEATURES_PER_CLASS = 20, 10
-"""With this many classes and fewer than this many features per class, least squares against the rest can mask classes, which
-means that it rarely predicts them. See docs/benchmarks/random_features.md."""
-
-LIFTED_FEATURES = 2000
-"""The number of random features that the warning suggests, and that are used to find label errors."""
-
-
-def is_masked(classes: int, features: int) -> bool:
-    """True if least squares of one class against the rest is likely to lose accuracy."""
-    return classes >= MANY_CLASSES and features < FEATURES_PER_CLASS * classes
 
 
 class LinearEstimator(BaseEstimator):
@@ -241,13 +236,13 @@ class LinearEstimator(BaseEstimator):
 
     @property
     def coef_(self) -> Array:
-        """w as scikit-learn has it: (J,) or (1, J) for one output, else (K, J)."""
+        """The weights in the layout of scikit-learn: (K, J), or (J,) or (1, J) for one output."""
         weight: Array = self.head_.weight.cpu().numpy()
         return weight[self._shown()]
 
     @property
     def intercept_(self) -> Any:
-        """b, in the same order."""
+        """The intercepts, in the order of ``coef_``."""
         return self.head_.bias.cpu().numpy()[self._shown()]
 
     if TYPE_CHECKING:
@@ -298,7 +293,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self._encode(y)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn more samples, all or none. The first call needs ``classes``, all that will ever occur, or at least two in y."""
+        """Learn more samples, all or none. In the first call, pass all ``classes``, or at least two of them in y."""
         self._learn_more(X, y, classes, sample_weight)
         return self
 
@@ -315,9 +310,9 @@ class LinearClassifier(Classifier, LinearEstimator):
             ) from error
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. X: (n, J) and y: (n,), all samples.
+        """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. Pass all samples X (n, J), y (n,).
 
-        If ``head_`` is a ``DualHead``, no call is needed, because it stores the rows and calibrates on them.
+        If ``head_`` is a ``DualHead``, you need not call this method, because the head stores the rows and calibrates on them.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -329,9 +324,9 @@ class LinearClassifier(Classifier, LinearEstimator):
     def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
         """Rank learned samples by how suspicious their labels are, by exact leave-one-out scores.
 
-        X: (n, J) and y: (n,) or (n, K). ``found.order`` holds row indices of X, the most suspicious first. ``found.names()``
-        returns your labels. With many classes and few features, a second head on 2,000 random features ranks the samples,
-        because it finds more errors. X must then contain all samples.
+        Pass learned samples X (n, J) and y (n,) or (n, K). ``found.order`` contains row indices of X, the most suspicious
+        first. ``found.names()`` returns your labels. With many classes and few features, a second head on 2,000 random features
+        ranks the samples, because it finds more errors; X must then contain all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -347,9 +342,9 @@ class LinearClassifier(Classifier, LinearEstimator):
     def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
         """Return the exact change (n,) of the loss (or accuracy) on X_val that removing each sample alone would cause.
 
-        X: (n, J) and y: (n,), learned samples; X_val: (V, J); y_val: (V,). A sample helps if its removal raises the loss. With
-        ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common loss. With ``rule_ == "lda"``,
-        the result is the influence on the least-squares solution of the same sums.
+        Pass learned samples X (n, J) and y (n,), and validation samples X_val (V, J) and y_val (V,). A sample helps if its
+        removal raises the loss. With ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common
+        loss. With ``rule_ == "lda"``, the result is the influence on the least-squares solution of the same sums.
         """
         check_is_fitted(self, "head_")
         (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
@@ -403,14 +398,14 @@ class LSSVMClassifier(LinearClassifier):
     maps the numbers of labels to weights of the samples that have them. This does not support ``multiclass="ovo"``,
     ``rule="lda"`` and ``calibration="temperature"``.
 
-    **Other defaults than** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and ``rule`` are
-    ``"auto"`` here, and ``selection`` can be exact leave-one-out. A head gets its samples bit by bit and keeps sums only.
+    **Defaults that differ from** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and
+    ``rule`` default to ``"auto"``, and ``selection`` can be exact leave-one-out. A head, which keeps only sums, cannot do this.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
@@ -424,10 +419,10 @@ class LSSVMClassifier(LinearClassifier):
             then uses the rule that is more accurate on left-out samples (up to 2,000 of them), and ``partial_fit`` without
             ``fit`` uses the discriminant. ``rule_`` is the rule in use. A ``DualHead`` always uses least squares.
         calibration: the map from scores to probabilities, which ``fit`` fits to leave-one-out scores: ``"temperature"``,
-            ``"platt"``, ``"isotonic"`` or ``"auto"``, which is a temperature, or Platt scaling of each label if there are
-            several labels for each sample. With None, ``fit`` is faster and there is no ``predict_proba``. ``predict`` always
-            uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may therefore differ from
-            the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
+            ``"platt"``, ``"isotonic"`` or ``"auto"`` (a temperature, or Platt scaling if samples have several labels). Pass
+            None for a faster ``fit`` without ``predict_proba``. ``predict`` always uses ``decision_function``, so with
+            ``"platt"`` and ``"isotonic"`` the most probable class may differ from the predicted class if two scores are
+            similar, as in scikit-learn's ``SVC``.
         normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
         scale: None, or ``"std"`` to standardize features as a ``StandardScaler`` does. ``partial_unfit`` also removes the
             influence of its samples on the scale. ``coef_`` applies to features before scaling.
@@ -516,10 +511,10 @@ class MarginClassifier(LinearClassifier):
     copies of a sample.
 
     Args:
-        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. With None, k-fold cross-validation chooses it from
-            the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for nine values around the scale of the data.
-            With None, rho is used.
+        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. Default: chosen by k-fold cross-validation, and
+            chosen again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for nine values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
         intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
@@ -559,10 +554,10 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     ``NumericalWarning`` says if rounding loses much of a target.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.

@@ -75,7 +75,7 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self
 
     def transform(self, X: Any) -> Array:
-        """The features (B, M) of rows (B, J)."""
+        """Return the features (B, M) of rows (B, J)."""
         check_is_fitted(self, "module_")
         X = validate_data(self, X, reset=False, dtype=NUMPY_FLOAT_DTYPES)
         return map_rows(self.module_, X, self.batch_size, self.device)
@@ -102,9 +102,9 @@ class ModuleTransformer(TransformerMixin, BaseEstimator):
         return True
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Do nothing: the transformer learns nothing from X."""
+        """Do nothing, because the transformer learns nothing from X."""
         return self
 
     def transform(self, X: Any) -> Array:
-        """The features (B, J) of samples (B, ...)."""
+        """Return the features (B, J) of samples (B, ...)."""
         return map_rows(self.module.eval(), X, self.batch_size, self.device)

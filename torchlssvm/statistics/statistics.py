@@ -98,20 +98,20 @@ class Statistics:
     """Exact sums over samples; a group under ``+`` and ``-``.
 
     Args:
-        in_features: J.
+        in_features: J, the number of features.
         num_classes: K, the number of classes or of targets.
-        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
-            sums: the same interface, ``exact`` is False, and there is no digest).
-        target_grid: the grid for float targets, given in the same way.
+        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None for float64
+            sums, for which ``exact`` is False and there is no digest.
+        target_grid: the grid for float targets, given like ``grid``.
         per_class: keep M for each class. With ``targets="multilabel"``, keep it for the samples that have each label, beside
             that of all samples.
-        folds: number of folds to keep separate sums for; samples then need ids.
+        folds: number of folds to keep separate sums for. Samples then require ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
-        scale: None or ``"std"``, which solves weights for standardised features. Both values give the same sums. The digest
+        scale: None or ``"std"``, which solves weights for standardized features. Both values give the same sums. The digest
             includes the option, and statistics with different values cannot be combined.
-        targets: None (labels, or float targets; the first batch decides), ``"multilabel"`` (0 and 1 for each of K labels, which
-            are summed as -1 and +1) or ``"regression"`` (float targets). Included in the digest as ``scale`` is.
-        device: where the sums live.
+        targets: None (labels or float targets, as in the first batch), ``"multilabel"`` (0 and 1 for each of K labels, which
+            are summed as -1 and +1) or ``"regression"`` (float targets). The digest includes this option too.
+        device: device of the sums.
 
     >>> import torch
     >>> x, y = torch.randn(100, 8), torch.randint(3, (100,))
@@ -234,7 +234,7 @@ class Statistics:
 
     @property
     def counts(self) -> Tensor:
-        """Samples per class (K,); for float targets the number of samples, K times."""
+        """Number of samples per class (K,); for float targets, the number of samples, K times."""
         if self.moments.ndim == 2:
             return self.moments.sum(0)
         return self.moments[:, 0, 0].sum().expand(self.num_classes).clone()
@@ -334,7 +334,7 @@ class Statistics:
         assert self.accumulator is not None
         V, counts = self.side_sums(groups), self._group_counts()
         m = V[0] if self.kind == "values" else V.sum(0)  # the first side column of values is 1
-        n = counts.sum() if len(groups) == len(counts) else counts[groups].sum()
+        n = torch.stack([counts[group] for group in groups]).sum()  # an index on the host would wait for the device
         return GroupSums(weight, self.packed(groups), m, n)
 
     def diagonal(self) -> Tensor:
@@ -475,7 +475,7 @@ class Statistics:
         return batch
 
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
+        """Add samples x (B, J) with labels y (B,) or targets (B, K), and weight (B,) as multiplicities."""
         with torch.inference_mode(False), torch.no_grad():
             self.change([(self.check(x, y, weight, ids, sparse=True), 1)])
         return self
@@ -640,9 +640,9 @@ class Statistics:
         return rows
 
     def add_classes(self, k: int) -> None:
-        """Make room for k more classes (labels), or targets, which are 0 for the samples held.
+        """Add k classes, or k targets, which are 0 for the samples held.
 
-        With ``targets="multilabel"`` the samples held do not have the new labels, so these are -1.
+        With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
         checks.natural(k, "k")
         old, each, sums = self.num_classes, self._groups_per_fold, self.group_sums()
@@ -818,7 +818,7 @@ class Statistics:
         )
 
     def digest(self) -> str:
-        """SHA-256, as hex, over bytes that can be rebuilt from the samples alone: the same on every machine, in every order.
+        """Return SHA-256, as hex, of bytes that depend only on the samples, not on their order or the machine.
 
             digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
             header  = UTF-8 JSON, sorted keys, separators "," and ":", of
@@ -827,7 +827,7 @@ class Statistics:
                       float.hex();
                       kind "labels", "values" or "empty";
                       normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the normalized row
-                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features;
+                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardized features;
                       targets "multilabel" or "regression"; a label is then -2 steps (no) or 2 (yes)
             group   = fold * (classes if per_class else 1) + (class if per_class else 0);
                       fold * (classes + 1), the samples of a fold, + label + 1, those that have the label, if per_class and

@@ -62,7 +62,7 @@ class Entry:
     chain: bytes
 
     def link(self, previous: bytes) -> bytes:
-        """The chain hash of this entry, given the hash of the entry before it."""
+        """Return the chain hash of this entry, given the hash of the previous entry."""
         body = {
             "position": self.position,
             "event_id": self.event_id,

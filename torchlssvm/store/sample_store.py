@@ -291,10 +291,9 @@ class SampleStore:
         return self._db.closed
 
     def close(self) -> None:
-        """Write options that were set on the head and a snapshot, and close the files.
+        """Write options that were set on the head and a snapshot, and close the files. Without this call, no event is lost.
 
-        No event is lost if you do not call this method. Raises StoreError if the options cannot be written; the files are
-        closed even then.
+        Raises StoreError if the options cannot be written. The files are closed even then.
         """
         if self.closed:
             return
@@ -625,10 +624,7 @@ class SampleStore:
         self._set_option(change, choose_rho=False)
 
     def _calibrate_again(self) -> None:
-        """Recalibrate inside a transaction, if the calibration is kept.
-
-        With too few samples the calibration becomes invalid.
-        """
+        """Recalibrate inside a transaction, if the calibration is kept. With too few samples, it becomes invalid."""
         kept = self._db.get(CALIBRATE_RECORD, None)
         adapter = self.live.adapter
         if kept is None or not isinstance(adapter, LinearAdapter):
@@ -845,10 +841,7 @@ class SampleStore:
             raise StoreError(f"the store at {self.path} was opened for reading only")
 
     def _acknowledge(self, changed: int = 0, erased: bool = False) -> None:
-        """Write the end of the journal to the witness, and publish the sums after changes of samples.
-
-        The events are already durable, so an error is only logged.
-        """
+        """Write the end of the journal to the witness and publish changed sums. Errors are logged: the events are durable."""
         state = self._db.get("state")
         try:
             self._witness.write(state["position"], bytes.fromhex(state["chain"]))

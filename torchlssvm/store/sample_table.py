@@ -39,7 +39,7 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: x (J,), y () or (K,), the time it was added (seconds since 1970), and the event that added it, if known."""
+    """One sample: x (J,), y () or (K,), the time of addition (seconds since 1970), and the event that added it, if known."""
 
     id: str
     subject: str | None
@@ -305,10 +305,7 @@ class SampleTable:
         return found
 
     def _ordered(self, seqs: list[int]) -> list[int]:
-        """Raise StoreError unless rows are in order.
-
-        SQLite does not detect a damaged page that repeats one row and omits another.
-        """
+        """Raise StoreError unless rows are in order. SQLite does not detect a page that repeats one row and omits another."""
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise self.db.damaged("its rows are not in order")
         return seqs
@@ -452,7 +449,7 @@ class SampleTable:
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
-    """The (x, y) of every sample that the store held when the dataset was created.
+    """A torch dataset of (x, y) of every sample that the store held when the dataset was created.
 
     Reading a sample that was erased since raises RemovalError. Each process opens its own connection, so a DataLoader may use
     any number of workers.

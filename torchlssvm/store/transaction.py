@@ -36,10 +36,10 @@ LARGEST_EXCHANGE = 2**26
 
 @dataclass(frozen=True)
 class EventResult:
-    """The result of an event that is durable.
+    """The result of an event, which is durable.
 
-    ``nonces`` are the secrets of the samples. You need the nonce of a sample to check whether a certificate covers it:
-    ``Certificate.covers(id, nonce)``. After an erasure the store no longer has the nonces.
+    ``nonces`` maps ids to the secrets of the samples. Keep the nonce of an erased sample to check later whether a certificate
+    covers it (``Certificate.covers(id, nonce)``), because the store no longer has it.
     """
 
     event_id: str
@@ -50,7 +50,7 @@ class EventResult:
     digest: str | None
     nonces: dict[str, str] = field(default_factory=dict, repr=False)
     left_out: tuple[str, ...] = ()
-    """Samples of an Add that were not learned, since they were erased on request."""
+    """Samples of an Add that were not learned, because they were erased on request."""
 
     def __str__(self) -> str:
         done = "applied" if self.applied else "was applied before, nothing was changed"
@@ -85,7 +85,7 @@ class NetChange:
     def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Note samples that the head must no longer hold.
 
-        Samples added in the same call are dropped from the additions instead.
+        Samples added in the same call are dropped from the additions and not removed.
         """
         self.relabels_only = False
         held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.svm_path import Machines, follow, unlearn
+from torchlssvm.functional.svm_path import Machines, follow, learn, unlearn
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import NO_POSITIONS, Array
@@ -18,7 +18,7 @@ NO_VALUES = np.zeros(0)
 
 
 def used_for(rows: KernelRows) -> bool:
-    """Tell whether machines with these kernel rows move on the device."""
+    """Return True if machines with these kernel rows move on the device."""
     gram = rows.gram
     return gram.device.type != "cpu" and 0 < gram.capacity <= 8192  # the whole kernel matrix on the device: 512 MiB
 
@@ -130,3 +130,18 @@ def margins_without(rows: KernelRows, margin: MarginSet, gone: Array) -> Array: 
         g: Tensor = torch.where(m.optimal()[:, None], m.g, torch.nan)
         out[first : first + step, held] = g.cpu().numpy()[:, rows.in_gram(held)]
     return out
+
+
+def solutions(rows: KernelRows, u: Array) -> tuple[Array, Array]:  # (T, capacity) -> (T, capacity), (T,)
+    """Return alpha and b for each row of upper bounds, found together; b is NaN if the solution is not certified."""
+    held, labels = np.flatnonzero(rows.samples.ids >= 0), rows.samples.y
+    at, given = rows.in_gram(held), np.zeros((2, len(u), rows.gram.capacity))
+    given[0, :, at], given[1, :, at] = labels[held][:, None], u[:, held].T
+    y, bounds = torch.from_numpy(given).to(rows.gram.device)
+    m = learn(Machines(rows.gram.whole(), y, bounds))
+    m.correct()
+    b = torch.where(m.optimal(), m.b, torch.nan)
+    found = torch.cat([m.alpha, b[:, None]], 1).cpu().numpy()
+    alpha = np.zeros(u.shape)
+    alpha[:, held] = found[:, at]
+    return alpha, found[:, -1]

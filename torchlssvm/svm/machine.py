@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -39,7 +39,7 @@ METHODS = ("auto", "path", "joint", "pivot")
 
 
 class Step(NamedTuple):
-    """An entry of ``trajectory``: the machine after one event."""
+    """The state of the machine after one event, as an entry of ``trajectory``."""
 
     event: PathEvent
     ids: Tensor  # (n,)
@@ -63,7 +63,7 @@ class SharedChange(NamedTuple):
 
 
 class RegularizationPath(NamedTuple):
-    """The solution for every C between two values: alpha and b are linear in C between neighbouring breakpoints."""
+    """The solution for every C between two values. alpha and b are linear in C between neighbouring breakpoints."""
 
     C: Tensor  # (T,) of class 1, first to last
     ids: Tensor  # (n,)
@@ -106,7 +106,7 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class IncrementalSVM(nn.Module):
-    r"""The exact incremental and decremental SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
+    r"""Exact incremental and decremental SVM for two classes (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
     f(x) = sum_j alpha_j y_j K(x_j, x) + b, where alpha minimizes 1/2 alpha^T Q alpha - sum alpha under 0 <= alpha_i <= C and
     sum y_i alpha_i = 0. Here Q_ij = y_i y_j K(x_i, x_j), y = -1 for class 0 and y = +1 for class 1. The value
@@ -120,19 +120,19 @@ class IncrementalSVM(nn.Module):
     positive semidefinite, a certified point is a stationary point.
 
     Args:
-        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram. The machine keeps a copy of it. If you
-            change the parameters of the copy, the next operation solves again. With ``"precomputed"``, ``add`` takes the kernel
-            values (B, n + B) between the new samples and all samples (in the order of ``ids``, new ones last), and ``forward``
-            takes the values (B, n) with the samples in the machine.
-        C: the bound of the coefficients, a number or one per class (2,). The bound of a sample is C times its ``weight`` in
-            ``add``.
-        callback: called with a ``PathEvent`` after each event.
+        kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``. The machine keeps a
+            copy of the kernel. If you change the parameters of the copy, the next operation solves again. With
+            ``"precomputed"``, pass to ``add`` the kernel values (B, n + B) between the new samples and all samples (in the
+            order of ``ids``, new samples last), and to ``forward`` the values (B, n) with the samples in the machine.
+        C: the bound of the coefficients, a number or one number per class (2,). The bound of a sample is C times its
+            ``weight`` in ``add``.
+        callback: a function that is called with a ``PathEvent`` after each event.
         record: keep alpha, g and b of every event in ``trajectory``.
-        reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is True once
-            a sample has been forgotten. With None, no sample is forgotten.
+        reserve_limit: the epsilon of section 2.6. Reserve vectors with g >= epsilon are forgotten, and ``inexact`` is then
+            True. Default: no sample is forgotten.
         cache_bytes: the memory for kernel rows of samples outside the margin set.
-        device: the device of the samples and of kernel computations. Unless it is the CPU, paths also run on it (up to 8,192
-            samples). The certificate and the robust method run on the host.
+        device: the device of the samples and of kernel computations. On a device other than the CPU, paths also run on the
+            device (up to 8,192 samples). The certificate and the robust method run on the host.
 
     Example:
         >>> import torch
@@ -192,10 +192,7 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def _load(self, state: dict[str, Any] | None, kernel: Kernel | None, device: torch.device) -> None:
-        """Load a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one) with this kernel, on this device.
-
-        The new state is built separately, so an error changes nothing.
-        """
+        """Load a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one) with this kernel. Errors change nothing."""
         state = checkpoint.save(self._content()) if state is None else state
         self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
         self.kernel = kernel
@@ -223,7 +220,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def C(self) -> Any:
-        """The bound of the coefficients: a number, or one per class (2,)."""
+        """The bound of the coefficients, a number or one number per class (2,)."""
         return self._C[0] if self._C[0] == self._C[1] else torch.tensor(self._C, dtype=torch.float64)
 
     @property
@@ -254,7 +251,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def b_interval(self) -> tuple[float, float]:
-        """The interval of possible b: one value, unless the margin set is empty. b is then the middle, or the finite end."""
+        """The interval of possible b, a single value unless the margin set is empty. b is its middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
         if not self.n:
@@ -278,15 +275,15 @@ class IncrementalSVM(nn.Module):
         return self._set(1.0)
 
     def partition(self) -> dict[str, Tensor]:
-        """The sets S, E and R as ids: {"margin": ..., "error": ..., "reserve": ...}."""
+        """Return the sets S, E and R as ids: {"margin": ..., "error": ..., "reserve": ...}."""
         return {"margin": self.margin, "error": self.error, "reserve": self.reserve}
 
     @exactly
     def kkt_violation(self) -> Violation:
         """Return the largest violation of (2) and (3), with every g computed from its definition.
 
-        This costs a kernel row per support vector. The attribute ``bound`` of the returned number is the effect of rounding
-        alone, the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1).
+        This method computes a kernel row per support vector. The attribute ``bound`` of the returned number is the effect of
+        rounding alone, the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1).
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
@@ -305,8 +302,8 @@ class IncrementalSVM(nn.Module):
     def decision(self, x: Any, samples: Any = None) -> Tensor:  # (B, J) -> (B,)
         """Compute f(x), positive for class 1; differentiable in x, in the kernel's parameters and in the machine's samples.
 
-        samples: (n, J) the machine's samples, in the order of ``ids``, with a graph. Derivatives in the samples and in the
-        kernel's parameters include the change of alpha and b. They hold as long as no sample changes its set.
+        To differentiate in the samples, pass them as ``samples`` (n, J), in the order of ``ids`` and with a graph. Derivatives
+        in the samples and in the kernel's parameters include the change of alpha and b, as long as no sample changes its set.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -340,7 +337,7 @@ class IncrementalSVM(nn.Module):
         return svm_gradients.span_margins(self.kernel.tiled(rows, rows), *known)
 
     def kernel_has_gradient(self) -> bool:
-        """Tell whether kernel values depend on something that requires a gradient."""
+        """Return True if kernel values depend on something that requires a gradient."""
         if self.kernel is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         if any(p.requires_grad for p in self.kernel.parameters()):
@@ -388,12 +385,12 @@ class IncrementalSVM(nn.Module):
         return support, coefficients
 
     def forward(self, x: Any) -> Tensor:  # (B, J) -> (B, 2)
-        """Scores (-f, f) of the two classes."""
+        """Return the scores (-f, f) of the two classes (B, 2)."""
         f = self.decision(x)
         return torch.stack([-f, f], 1)
 
     def predict(self, x: Any) -> Tensor:  # (B, J) -> (B,)
-        """Predict the class, which is 1 if f > 0 and 0 otherwise; ValueError for a row that holds NaN."""
+        """Return the class (B,), which is 1 if f > 0 and 0 otherwise. Raises ValueError if a row contains NaN."""
         return (checks.finite_scores(self(x))[:, 1] > 0).long()
 
     @exactly
@@ -406,10 +403,14 @@ class IncrementalSVM(nn.Module):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def add(self, x: Any, y: Any, weight: Any = None, method: str = "auto") -> Tensor:
-        """Learn samples and return their ids (B,). x: (B, J); y: (B,) labels 0 or 1; weight: (B,) factors of C.
+        """Learn samples and return their ids (B,).
 
-        method: "auto" chooses; "path" adds one sample after the other; "joint" moves all along one parameter; "pivot" uses
-        block pivoting. All methods give the same solution.
+        Args:
+            x: (B, J) samples.
+            y: (B,) labels 0 or 1.
+            weight: (B,) factors of C.
+            method: ``"path"`` adds one sample after the other, ``"joint"`` moves all samples along one parameter, ``"pivot"``
+                uses block pivoting, and ``"auto"`` chooses one of them. All methods give the same solution.
         """
         return self.update(add=(x, y, weight), method=method)
 
@@ -420,7 +421,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
-        """Add (x, y) or (x, y, weight) and remove ids at once, along one parameter. Returns the new ids."""
+        """Add (x, y) or (x, y, weight) and remove ids in one step, along one parameter. Returns the new ids."""
         if method not in METHODS:
             checks.one_of(method, "method", METHODS)
         new: list[int] = []
@@ -441,7 +442,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
-        """Give samples new labels. Their ids stay. Samples that ``reserve_limit`` has forgotten cannot be relabelled."""
+        """Change the labels of samples, which keep their ids. Samples forgotten by ``reserve_limit`` cannot be relabelled."""
         wanted = self._known_ids(ids)
         labels = self._labels(y, self._solver.rows.gram.x.new_empty(len(wanted), 0))
         self._require_rows(wanted)
@@ -458,7 +459,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
-        """Replace samples by others. Their ids stay. x: (B, J)."""
+        """Replace the samples that have these ids with x (B, J). The ids stay the same."""
         wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
@@ -474,10 +475,10 @@ class IncrementalSVM(nn.Module):
     def fit(
         self, x: Any, y: Any, weight: Any = None, progress: bool | Callable[[float], None] | None = None
     ) -> IncrementalSVM:
-        """Forget all samples and learn these, with ids 0, 1, .... If they cannot be learned, no sample is forgotten.
+        """Forget all samples and learn these, with ids 0, 1, .... An error leaves the machine unchanged.
 
-        progress: a function that is called with the completed share (0 to 1); True for a tqdm bar; None for a bar only on a
-        terminal, if tqdm is installed and the fit takes some seconds; False for no progress.
+        Pass ``progress`` as True for a tqdm bar, False for none, or a function that is called with the completed share (0 to
+        1). By default a bar is shown on a terminal, if tqdm is installed and the fit takes some seconds.
         """
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")
@@ -490,9 +491,9 @@ class IncrementalSVM(nn.Module):
         return self
 
     def planned_bytes(self, n: int, J: int, margin: int | None = None) -> int:
-        """Return about how many bytes a fit of n samples of width J needs at its peak, to a factor of two.
+        """Estimate the peak memory, in bytes and to a factor of two, of a fit with n samples of width J.
 
-        margin: the number of margin vectors; None for a quarter of the samples, which is more than most data have.
+        Pass the number of margin vectors as ``margin``. Default: a quarter of the samples, which is more than most data have.
         """
         positions, slots = n + n // 8, n // 4 if margin is None else margin
         cached = min(8 * positions**2, self._cache_bytes)
@@ -502,7 +503,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
-        """Change C, a number or one per class (2,). method: "auto" (pivoting, if it can) or "path"."""
+        """Change C, a number or one number per class (2,). ``method`` is "auto" (pivoting if possible) or "path"."""
         checks.one_of(method, "method", ("auto", "path"))
         bounds = _bounds(C)
         if self.n:
@@ -512,10 +513,42 @@ class IncrementalSVM(nn.Module):
         return self
 
     @operation
+    def solutions(self, C: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return the solution for each of several C, e.g. to choose C; the machine does not change.
+
+        On a device other than the CPU, all solutions are computed together.
+
+        Args:
+            C: T values, each a number, or one number per class (2,).
+
+        Returns:
+            alpha (T, n), in the order of ``ids``, and b (T,).
+        """
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        if not len(C):
+            raise ValueError("C must hold at least one value")
+        solver, s = self._solver, self._solver.samples
+        u = np.stack([upper_bounds(s.y, s.weight, _bounds(value)) for value in C])
+        alpha, b = np.zeros(u.shape), np.full(len(u), np.nan)
+        if device_paths.used_for(solver.rows):
+            alpha, b = device_paths.solutions(solver.rows, u)
+        before = solver.snapshot(with_R=True)
+        callback, solver.path.callback = solver.path.callback, None
+        try:
+            for k in np.flatnonzero(np.isnan(b)):
+                solver.set_bounds(u[k])
+                alpha[k], b[k] = s.alpha, solver.margin.b
+        finally:
+            solver.path.callback = callback
+            solver.restore(before)
+        return torch.stack([self._ordered(row) for row in alpha]), torch.from_numpy(b).to(self.device)
+
+    @operation
     def regularization_path(self, C: Any) -> RegularizationPath:
         """Change C along the path and return every breakpoint. Linear interpolation gives the solution for each C in between.
 
-        alpha has kinks only where a sample changes sets. If there is one C per class, both move together, in proportion.
+        alpha has kinks only where a sample changes sets. With one C per class, both values change in proportion.
         """
         end = np.array(_bounds(C))
         seen: list[tuple[Any, Tensor, float]] = [(np.array(self._C), self.alpha, self.b)]
@@ -597,7 +630,7 @@ class IncrementalSVM(nn.Module):
         return self
 
     def on_event(self, callback: Callable[[PathEvent], None] | None) -> IncrementalSVM:
-        """Call this function after each event from now on. None stops the calls."""
+        """Call this function after each event from now on. Pass None to stop the calls."""
         self._callback = callback
         self._install_callback()
         return self
@@ -606,13 +639,14 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def leave_one_out(self, method: str = "exact", early_exit: bool = False) -> leave_one_out.LeaveOneOut:
-        """Leave out every sample in turn; the machine does not change.
+        """Compute leave-one-out margins of all samples. The machine does not change.
 
-        method: "exact" (Algorithm 2) unlearns all support vectors, from one tableau. "span" is Vapnik and Chapelle's rule from
-        the sensitivities, g_c - alpha_c gamma_c, where gamma_c is the squared distance to the span of the margin vectors.
-        "linear" extrapolates the first segment of the exact path. Since no set changes on it, this equals "span".
-        early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives the
-        same error rates, but margins below -1 are not final.
+        Args:
+            method: ``"exact"`` (Algorithm 2) unlearns all support vectors, from one tableau. ``"span"`` is the rule of Vapnik
+                and Chapelle, g_c - alpha_c gamma_c, where gamma_c is the squared distance to the span of the margin vectors.
+                ``"linear"`` extrapolates the first segment of the exact path, which equals ``"span"``.
+            early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives
+                the same error rates, but margins below -1 are not final.
         """
         checks.one_of(method, "method", ("exact", "span", "linear"))
         if not self.n:
@@ -625,14 +659,14 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def distance_to_span(self) -> Tensor:
-        """gamma_c (n,): the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
+        """Return gamma_c (n,), the squared distance of each sample to the span of the (other) margin vectors (21)."""
         return self._ordered(leave_one_out.squared_distances(self._solver))
 
     @operation
     def k_fold(self, folds: Any) -> tuple[Tensor, float]:
-        """Cross-validate exactly by k folds: decision values (n,) of each sample by the machine without its fold, and error.
+        """Cross-validate exactly: return the decision value (n,) of each sample by the machine without its fold, and the error.
 
-        folds: a number k (samples are assigned in turn, in the order of ``ids``), or the fold (n,) of each sample.
+        Pass ``folds`` as a number k, to assign samples in turn in the order of ``ids``, or as the fold (n,) of each sample.
         """
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
@@ -661,11 +695,11 @@ class IncrementalSVM(nn.Module):
         return None if self.kernel is None else GramRows(self.kernel, self.device, self._cache_bytes)
 
     def shares(self, gram: GramRows) -> bool:
-        """Tell whether the machine's samples are in this store."""
+        """Return True if the machine's samples are in this store."""
         return self._solver.rows.gram is gram and self.kernel is gram.kernel
 
     def share(self, gram: GramRows, place_of: dict[int, int]) -> None:
-        """Use the rows of this store instead of rows of its own. The sample of each id is in the given place."""
+        """Use the rows of a shared store. The sample of each id is in the given place."""
         s, rows = self._solver.samples, self._solver.rows
         places = np.zeros(s.capacity, dtype=np.int64)
         for i, at in s.where.items():

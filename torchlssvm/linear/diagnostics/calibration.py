@@ -28,10 +28,11 @@ class Calibration:
 
     Attributes:
         method: "temperature", "platt" or "isotonic".
-        values: its numbers, float64: t; a and c of each map; or knots and values of each map, one after the other.
-        sizes: how many numbers each map has.
-        samples: the number of samples in the fit. grouped: True if it was fitted on leave-group-out scores.
-        by_label: True if each column is a label of its own (``targets="multilabel"``), and rows do not sum to one.
+        values: the parameters of the method, float64: t for a temperature, a and c of each Platt map, or knots and values of
+            each isotonic map, one after the other.
+        sizes: the number of parameters of each map.
+        samples: the number of samples in the fit. grouped: True if the fit used leave-group-out scores.
+        by_label: True if each column is a separate label (``targets="multilabel"``), so that rows do not sum to one.
     """
 
     method: str
@@ -76,7 +77,7 @@ class Calibration:
 
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
-        """Undo :meth:`describe`; ValueError if the values have another length. values: (m,)."""
+        """Restore a calibration from :meth:`describe` and values (m,). Raises ValueError if the length does not match."""
         checks.one_of(description["method"], "calibration", CALIBRATION_METHODS)
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):

@@ -207,13 +207,13 @@ GOOD_SIGN = {
 
 @dataclass(frozen=True)
 class Influential:
-    """Samples (or groups) at both ends of the ranking, the strongest first.
+    """The most helpful and the most harmful samples (or groups), the strongest first.
 
     Attributes:
-        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most. The
-            model would be worse without the helpful samples, and better without the harmful ones.
+        helpful, harmful: row indices of at most ``count`` samples, or indices of groups in order of first appearance. The model
+            would be worse without the helpful samples, and better without the harmful ones.
         help, harm: the size of each effect, the change of loss or accuracy as a number > 0.
-        helpful_ids, harmful_ids: their ids (or the names of the groups), if given.
+        helpful_ids, harmful_ids: the ids of these samples (or the names of the groups), if you passed them.
         change: the change for every sample or group (n,), as ``head.influence`` returns it.
     """
 

@@ -34,8 +34,8 @@ class RhoPath:
     """Result of a choice of rho.
 
     Attributes:
-        rho: the value with the least error. Among equal errors, which are common with accuracies, it is the largest value.
-        rhos, errors: all values (r,) and their errors (r,), a mean squared error or a share of wrong predictions.
+        rho: the value with the least error; the largest such value if errors are equal, which is common with accuracies.
+        rhos, errors: all values (r,) and their errors (r,), as mean squared errors or shares of wrong predictions.
         dof: effective degrees of freedom (r,), for a head with one system.
         method: "gcv", "loo" or "kfold".
     """

@@ -55,13 +55,7 @@ class RequestedName:
 
 @dataclass(frozen=True)
 class ErasureRequest:
-    """An erasure request.
-
-    Attributes:
-        steps: the time of each step.
-        events: the ids of the erasures that answer the request.
-        due: the last day to answer.
-    """
+    """An erasure request: the time of each step, the ids of its erasures (``events``) and the last day to answer (``due``)."""
 
     id: str
     received: str

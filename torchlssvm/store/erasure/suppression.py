@@ -61,10 +61,7 @@ def new_suppression_key(path: str | os.PathLike[str]) -> Path:
 
 
 def suppression_key(given: Any = None) -> bytes | None:
-    """Read a key from 32 bytes, 64 hex digits or a file.
-
-    By default the key is read from the environment variable ``TORCHLSSVM_SUPPRESSION_KEY``; None if it is not set.
-    """
+    """Read a key from 32 bytes, 64 hex digits, a file or (default) TORCHLSSVM_SUPPRESSION_KEY; None if that is not set."""
     if given is None:
         given = os.environ.get(KEY_VARIABLE) or None
         if given is None:
