@@ -355,9 +355,9 @@ class SampleStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[None]:
-        """Read one position consistently while other processes write: ``with store.view(): ...``.
+        """Return a context (``with store.view():``) that reads one position consistently while other processes write.
 
-        Inside the block you cannot write. Other threads wait, and no other process can finish a compaction.
+        Inside the context you cannot write. Other threads wait, and no other process can finish a compaction.
         """
         return self._db.view()
 
@@ -592,7 +592,7 @@ class SampleStore:
     def label_errors(self, groups: Groups = None) -> LabelErrors:
         """Rank samples by how suspicious their labels are. Inspect them, then call ``apply(found.events(10))``.
 
-        ``groups``: see :meth:`leave_one_out`.
+        Pass ``groups`` as for :meth:`leave_one_out`.
         """
         ids, scores, labels = self.leave_one_out("least", groups)
         labels = labels.bool() if self.head.targets == "multilabel" else labels
