@@ -55,7 +55,8 @@ def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
     """
     with head._lock, torch.inference_mode(False), torch.no_grad():
         view = head._view()
-        system = Problem(view).solved(None) if view.multiclass == "ovo" else view.system
+        shared = view.multiclass == "ovr" and not view.by_label
+        system = view.system if shared else Problem(view).solved(None)
         parts = checks.features(x, view.in_features, view.device).split(WHITENED_ROWS)
         rows = (system_rows(view, other_features(view, part), 1.0) for part in parts)
         g = torch.cat([system.leverages(system.centred(part)) for part in rows])
@@ -72,6 +73,7 @@ def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
     with head._lock, torch.inference_mode(False), torch.no_grad():
         view = head._view()
         view.require_least_squares("uncertainty")
+        view.require_shared("uncertainty")
         if view.multiclass == "ovo":
             raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
         g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()
