@@ -147,7 +147,7 @@ class Delta(Changes):
 
     @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Add samples. x: (B, J); y: (B,) labels or (B, K) targets."""
+        """Add samples x (B, J) with labels y (B,) or targets (B, K)."""
         return self._change(x, y, weight, ids, 1)
 
     @exactly
@@ -330,7 +330,7 @@ def agree(target: Any) -> LSSVMHead:
 
 
 class Status(NamedTuple):
-    """The number of agreements, the agreed digest (empty before the first one), and whether this rank has changed since."""
+    """The number of agreements, the agreed digest ("" before the first agreement), and whether this rank changed since."""
 
     epoch: int
     agreed: str

@@ -858,12 +858,8 @@ def targets_of(head: Any) -> str:
 
 def refuse_for_targets(targets: str, weight: Any = None, multiclass: str = "ovr", rule: str = "least_squares") -> None:
     """Raise ValueError for an option that needs one class for each sample."""
-    if weight is not None:
-        raise ValueError(
-            f"class_weight does not go with targets={targets!r}: all outputs share one matrix, and weights by label would "
-            "need one for each label. Use thresholds in predict, sample weights in add, or one "
-            "LSSVMHead(J, 2, class_weight=...) for each label"
-        )
+    if weight is not None and targets != "multilabel":
+        raise ValueError(f"class_weight needs classes or labels; with targets={targets!r}, pass sample weights to add")
     for name, value in (("multiclass", multiclass), ("rule", rule)):
         if value in ("ovo", "lda"):
             raise ValueError(f'{name}={value!r} needs targets="classes", one class for each sample; got {targets!r}')
