@@ -16,7 +16,7 @@ from torchlssvm.audit.checks import Check, Outcome, checking
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
 from torchlssvm.events import Remove, check_text
-from torchlssvm.store.database import refuse_in_store
+from torchlssvm.files import refuse_in_store
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.journal import commitments
 from torchlssvm.store.transaction import EventResult
@@ -166,7 +166,7 @@ def check_place(path: str | os.PathLike[str], kind: type[Document], done: list[s
 def write_receipt(store: SampleStore, done: Sequence[str], path: Path, earlier: ErasureReceipt | None) -> Path | None:
     """Write the receipt of erasures unless it was already written; return None if it was written to another file.
 
-    ``earlier`` is the receipt in the file. Its erasures stay in the new receipt, because it may be the only copy of their nonces.
+    ``earlier`` is the receipt in the file. It may be the only copy of its nonces, so the new receipt includes it.
     """
     waiting = [event_id for event_id in store.receipts.unwritten() if event_id in done]
     if not waiting:
