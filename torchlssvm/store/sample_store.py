@@ -574,7 +574,9 @@ class SampleStore:
         if groups is None:
             yield from ((rows, None) for rows in self.batches(size))
             return
-        if not isinstance(groups, Mapping) and groups != "subject":
+        if isinstance(groups, Mapping):
+            groups = {check_text(i, "an id"): group for i, group in groups.items()}
+        elif groups != "subject":
             raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
         members: dict[Any, list[str]] = {}
         for ids, subjects in self.table.names():

@@ -40,8 +40,11 @@ def calibrate_on(
             labels = checks.targets(y, scores, head.num_classes, head.targets)[0]
         else:
             labels = check_labels(head, y, len(scores), "y")
-        times = checks.weights(weight, scores)
-        made = fit(scores, labels, torch.ones_like(scores[:, 0]) if times is None else times, method)
+        times = torch.ones_like(scores[:, 0]) if weight is None else checks.weights(weight, scores)
+        assert times is not None
+        # Fractions are shares of a sample, not a smaller number of samples: a fit takes the total weight for that number.
+        times = times * ((times > 0).sum() / times.sum()).clamp(min=1.0)
+        made = fit(scores, labels, times, method)
         head._choices.record_calibration(replace(made, grouped=grouped))
 
 
