@@ -55,12 +55,14 @@ class Changes:
         """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
 
         A sample counts once whatever its weight, and samples that were added and removed again do not count. If the rows are
-        not known, the bound is 1.
+        not known, or sums are kept for each of several labels, the bound is 1.
         """
-        self.statistics.canonicalize()
-        if self.statistics.empty:
+        stats = self.statistics
+        stats.canonicalize()
+        if stats.empty:
             return None
-        return 1 if self.rows is None else self.rows.least
+        by_label = stats.per_class and stats.targets == "multilabel"  # rows do not tell how many have a label
+        return 1 if self.rows is None or by_label else self.rows.least
 
     def check_enough(self, min_samples: int) -> None:
         """Raise ValueError if the sums to be sent may be of fewer distinct samples than ``min_samples``."""

@@ -125,6 +125,7 @@ class LinearEstimator(BaseEstimator):
         return (
             plain and bool(self._sparse) and self.intercept in ("free", "none") and getattr(self, "rule", "auto") != "lda"
             and WIDE_FEATURES < X.shape[1] > X.shape[0] and getattr(self, "multiclass", "auto") in ("auto", "ovr")
+            and (self._targets_kind != "multilabel" or self._class_weight() is None)
         )  # fmt: skip
 
     def _new_head(self, X: Any, outputs: int, weight: Array | None) -> Any:
@@ -389,12 +390,13 @@ class LSSVMClassifier(LinearClassifier):
     **Fewer samples than features.** If n < J and J > 512, the problem is solved in the dual. ``head_`` is then a ``DualHead``,
     which stores the rows, dense or sparse, on the grid. A fit needs 4 n J + 8 n^2 bytes and n^2 J + n^3 operations. When
     ``partial_fit`` brings the number of rows above J, the estimator switches to sums, which need 4 J^2 bytes, and 8 J^2 bytes
-    to solve. With ``normalize``, ``scale``, ``device``, ``intercept="penalized"``, ``multiclass="ovo"`` or ``rule="lda"``, sums
-    are always used. X may be sparse (scipy's or torch's CSR).
+    to solve. With ``normalize``, ``scale``, ``device``, ``intercept="penalized"``, ``multiclass="ovo"``, ``rule="lda"``, or
+    ``class_weight`` for several labels, sums are always used. X may be sparse (scipy's or torch's CSR).
 
     **Several labels for each sample.** If y is an array (n, K) of 0 and 1, each column is learned as a separate binary problem,
-    and ``predict`` returns such an array. This does not support ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and
-    ``calibration="temperature"``.
+    and ``predict`` returns such an array. ``class_weight`` then weights the samples with a label and those without it; a dict
+    maps the numbers of labels to weights of the samples that have them. This does not support ``multiclass="ovo"``,
+    ``rule="lda"`` and ``calibration="temperature"``.
 
     **Defaults that differ from** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and
     ``rule`` default to ``"auto"``, and ``selection`` can be exact leave-one-out. A head, which keeps only sums, cannot do this.
@@ -445,8 +447,8 @@ class LSSVMClassifier(LinearClassifier):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        plain = self.class_weight is None and self.calibration != "temperature"
-        tags.classifier_tags.multi_label = plain and self.multiclass != "ovo" and self.rule != "lda"
+        plain = self.multiclass != "ovo" and self.rule != "lda"
+        tags.classifier_tags.multi_label = plain and self.calibration != "temperature"
         return tags
 
     @property

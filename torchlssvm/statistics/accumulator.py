@@ -107,7 +107,7 @@ class FloatSums:
 class Accumulator:
     """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum.
 
-    The side columns z are [1, targets] or one-hot labels, or 1 if each class has sums of its own.
+    The side columns z are [1, targets] or one-hot labels, or 1 if each class or label has sums of its own.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class Accumulator:
 
     def write_side(self, batch: SampleBatch, pick: slice | Tensor, out: Tensor) -> None:
         """Write the side columns of some rows. out: (b, R)."""
-        if batch.targets is not None:
+        if self.per_class:
+            out.fill_(1.0)
+        elif batch.targets is not None:
             out[:, 0] = 1.0
             out[:, 1:] = batch.targets[pick]
-        elif self.per_class:
-            out.fill_(1.0)
         else:
             assert batch.labels is not None
             out.zero_().scatter_(1, batch.labels[pick][:, None], 1.0)

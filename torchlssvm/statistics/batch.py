@@ -79,6 +79,16 @@ class SampleBatch:
         assert self.host_labels is not None
         return self.host_labels if self.host_folds is None else self.host_folds * self.classes + self.host_labels
 
+    def parts(self, per_class: bool) -> list[SampleBatch]:
+        """The batches to sum: this one, or with sums per label its rows, then its pairs of a row and a label of the row."""
+        if not per_class or self.targets is None:
+            return [self]
+        rows, labels = (t.cpu().numpy() for t in (self.targets > 0).nonzero(as_tuple=True))
+        every = replace(self, host_labels=np.zeros(len(self), np.int64), classes=self.classes + 1)
+        if not len(rows):
+            return [every]
+        return [every, replace(replace(every, ids=None, observer=None).pick(rows), host_labels=labels + 1)]
+
     def pick(self, rows: NDArray[np.int64], x: Tensor | None = None) -> SampleBatch:
         """The batch of some rows, by their numbers (b,). x: (b, J), these rows, if they are at hand."""
         here, observer = torch.from_numpy(rows).to(self.x.device), self.observer
@@ -244,7 +254,7 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
         warnings.warn(
             f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
             f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
-            "feature or rescale the features first, or use grid=None.",
+            f"feature or rescale the features first, or use a finer grid: grid=FixedPoint({grid.limit:g}, bits=26).",
             NumericalWarning,
             stacklevel=2,
         )
