@@ -268,7 +268,7 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
         warnings.warn(
             f"the automatic grid has steps of {grid.resolution:g} because the largest value is near {grid.limit:g}. The "
             f"standard deviation of {what} is only {steps:.2g} steps, so rounding loses much of it. Subtract the mean of each "
-            "feature or rescale the features first, or use grid=None.",
+            f"feature or rescale the features first, or use a finer grid: grid=FixedPoint({grid.limit:g}, bits=26).",
             NumericalWarning,
             stacklevel=2,
         )
