@@ -21,7 +21,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def replacement(path: str | os.PathLike[str], *, private: bool = False, sync: bool = True) -> Iterator[Path]:
-    """Yield the path of a new file, which replaces ``path`` when the context ends. After an error it is removed instead.
+    """Yield the path of a new file, which replaces ``path`` when the context ends, or is removed after an error.
 
     Args:
         path: the file, which need not exist.

@@ -1,4 +1,4 @@
-"""The statistics of a head as a map-reduce job on Spark, with the same digest as with torch.distributed.
+"""Compute the statistics of a head as a map-reduce job on Spark, with the same digest as with torch.distributed.
 
 Each partition is summed by a :class:`~torchlssvm.Statistics` on its worker, so workers need this package too. Needs pyspark
 (``pip install torchlssvm[spark]``) and Java.

@@ -1,5 +1,7 @@
 """Sliding windows around heads, statistics, and machines that remove by id."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -89,3 +91,12 @@ def test_bad_sizes(size):
 def test_needs_add_and_remove():
     with pytest.raises(TypeError, match="add and remove"):
         SlidingWindow(torch.nn.Linear(2, 2), 3)
+
+
+def test_a_pickled_window_holds_no_sample_that_has_left():
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 2
+    window = SlidingWindow(LSSVMHead(4, 2, grid=FixedPoint(8.0), membership=False), size=12).add(x[:12], y[:12])
+    window.add(x[12:], y[12:])
+    saved = pickle.dumps(window)
+    assert not any(row.numpy().tobytes() in saved for row in x[:8])
+    assert x[8].numpy().tobytes() in saved

@@ -12,17 +12,19 @@ from torchlssvm import LSSVMHead
 INIT = ["init", "s", "--in-features", J, "--classes", "ant,bee,cow", "--grid", "16", "--rho", 0.5]
 
 
-@pytest.mark.parametrize("targets", ["multilabel", "regression"])
-def test_a_store_from_init_to_the_certificate(shell: Shell, targets: str) -> None:
+@pytest.mark.parametrize(
+    ("targets", "weight"), [("multilabel", None), ("regression", None), ("multilabel", "balanced")]
+)
+def test_a_store_from_init_to_the_certificate(shell: Shell, targets: str, weight: str | None) -> None:
     x, _, subjects = write(shell.folder)
     y = (x[:, :K] > 0.3).astype(np.int64) if targets == "multilabel" else np.round(x[:, :K] * 64) / 64
     np.save(shell.folder / "y.npy", y)
-    shell(*INIT, "--targets", targets)
+    shell(*INIT, "--targets", targets, *([] if weight is None else ["--class-weight", weight]))
     shell(*ADD)
     assert shell.json("stats", "s")["targets"] == targets
     keep = np.array([s != "person-07" for s in subjects])
     gone = shell.json("remove", "s", "--subject", "person-07", "--compact", "--certificate", "c.json")
-    head = LSSVMHead(J, K, rho=0.5, grid=GRID, targets=targets)
+    head = LSSVMHead(J, K, rho=0.5, grid=GRID, targets=targets, class_weight=weight)
     head.add(torch.from_numpy(x), torch.from_numpy(y)).remove(torch.from_numpy(x[~keep]), torch.from_numpy(y[~keep]))
     assert gone["digest"] == head.digest()
     assert shell.json("verify", "c.json", "--store", "s", "--allow-unsigned")["verified"] is True
@@ -74,4 +76,4 @@ def test_one_label_or_number_per_sample(shell: Shell, targets: str) -> None:
 
 def test_options_for_classes_are_refused(shell: Shell) -> None:
     assert "MarginHead" in shell(*INIT, "--targets", "multilabel", "--head", "margin", code=1)
-    assert "class_weight" in shell(*INIT, "--targets", "multilabel", "--class-weight", "balanced", code=1)
+    assert "class_weight" in shell(*INIT, "--targets", "regression", "--class-weight", "balanced", code=1)

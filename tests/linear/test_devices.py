@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "values, folds": {"grid": GRID, "targets": "regression", "folds": 2},
     "several labels": {"grid": GRID, "targets": "multilabel"},
+    "several labels, balanced": {"grid": GRID, "targets": "multilabel", "class_weight": "balanced", "folds": 2},
 }
 
 
@@ -130,6 +131,8 @@ def applies(operation: str, form: str) -> bool:
     if operation in ("merge", "+=", "-=", "add_classes", "refresh", "statistics") and not options.get(
         "statistics", True
     ):
+        return False
+    if operation == "forget_class" and options.get("targets"):
         return False
     if operation in ("forget_class", "class_weight"):
         return bool(per_class) and options.get("statistics", True)

@@ -367,3 +367,27 @@ def test_a_margin_head_calibrates_itself_on_the_samples_it_keeps() -> None:
     assert torch.equal(head.predict_proba(x), never.predict_proba(x))
     again = MarginHead(5, 3, grid=GRID, rho=1.0).add(x[30:], y[30:]).calibrate(x[30:], y[30:])
     torch.testing.assert_close(head.predict_proba(x), again.predict_proba(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["temperature", "platt"])
+def test_fractions_of_weights_do_not_soften_probabilities(method) -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(300, 4, generator=gen), torch.arange(300) % 2
+    x[:, 0] += 2 * y
+    found = []
+    for share in (1.0, 1 / 64):
+        head = LSSVMHead(4, 2, grid=None, rho=2.0 * share, class_weight="balanced")
+        weight = torch.full((300,), share, dtype=torch.float64)
+        head.add(x, y, weight).calibrate(x, y, method, weight=weight)
+        found.append((head.w, head.predict_proba(x)))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
+
+
+def test_balanced_weights_follow_fractional_counts() -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 3, generator=gen), (torch.arange(60) < 10).long()
+    heads = [
+        LSSVMHead(3, 2, grid=None, rho=share, class_weight="balanced").add(x, y, torch.full((60,), share).double())
+        for share in (1.0, 1 / 64)
+    ]
+    torch.testing.assert_close(heads[1](x), heads[0](x), rtol=0, atol=1e-9)

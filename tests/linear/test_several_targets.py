@@ -363,10 +363,8 @@ def test_a_name_is_no_label_of_a_row(targets: str, stored: bool, tmp_path: Any) 
 
 
 REFUSED: dict[str, Any] = {
-    "class weights": {"class_weight": "balanced"},
     "pairs": {"multiclass": "ovo"},
     "the discriminant": {"rule": "lda"},
-    "sums per class": {"per_class": True},
 }
 
 
@@ -380,7 +378,9 @@ def test_options_for_classes_are_refused(targets: str, options: dict[str, Any]) 
 def test_more_refusals() -> None:
     head = make("multilabel").add(X, LABELS)
     for change in (
-        lambda: setattr(head, "class_weight", "balanced"),
+        lambda: setattr(head, "class_weight", "balanced"),  # without sums per label
+        lambda: make("regression", class_weight="balanced"),
+        lambda: make("regression", per_class=True),
         lambda: setattr(head, "rule", "lda"),
         lambda: head.forget_class(0),
         lambda: make("multilabel", target_grid=4.0),
@@ -412,11 +412,13 @@ def test_float_targets_of_a_head_of_classes_name_no_class() -> None:
 # -- attached, stored, certified ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", MODES)
-def test_attached_with_a_store(targets: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("targets", "options"), [("multilabel", {}), ("regression", {}), ("multilabel", {"class_weight": "balanced"})]
+)
+def test_attached_with_a_store(targets: str, options: dict[str, Any], tmp_path: Any) -> None:
     y, names = MODES[targets], ["sky", "sea", "sand", "sun"]
     network = torch.nn.Linear(J, 9)
-    clf = attach(network, K, targets=targets, store=tmp_path / "store", classes=names, grid=GRID)
+    clf = attach(network, K, targets=targets, store=tmp_path / "store", classes=names, grid=GRID, **options)
     clf.add(X, y, ids=IDS, subjects=[f"u{i % 10}" for i in range(N)])
     predicted = clf.predict([(X[:50], y[:50]), (X[50:], y[50:])])
     if targets == "multilabel":

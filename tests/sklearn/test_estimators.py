@@ -119,6 +119,27 @@ def test_answers_of_scikit_learn() -> None:
             np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-8)
 
 
+def test_class_weights_for_several_labels() -> None:
+    X, Y = make_multilabel_classification(300, 20, n_classes=4, random_state=0)
+    wide = np.random.default_rng(0).normal(size=(300, 700))
+    for rows in (X, wide, csr_matrix(wide)):
+        balanced = LSSVMClassifier(rho=2.0, grid=None, class_weight="balanced").fit(rows, Y)
+        given = LSSVMClassifier(rho=2.0, grid=None, class_weight={1: 3.0, 2: 0.5}).fit(rows, Y)
+        for k in range(4):
+            for ours, weight in ((balanced, "balanced"), (given, {1: [1.0, 3.0, 0.5, 1.0][k]})):
+                theirs = RidgeClassifier(alpha=2.0, solver="lsqr", tol=1e-12, class_weight=weight).fit(rows, Y[:, k])
+                scores = theirs.decision_function(rows)
+                np.testing.assert_allclose(ours.decision_function(rows)[:, k], scores, rtol=0, atol=1e-6)
+        assert balanced.predict_proba(rows).shape == (300, 4)
+        assert balanced.label_errors(rows, Y).order.shape == (1200, 2)
+    ours = LSSVMClassifier(alphas=[0.5, 2.0], grid=64.0, class_weight="balanced").fit(X, Y)
+    never = LSSVMClassifier(rho=ours.alpha_, grid=64.0, class_weight="balanced").fit(X[50:], Y[50:])
+    np.testing.assert_array_equal(ours.partial_unfit(X[:50], Y[:50]).coef_, never.coef_)
+    for weight in ({4: 2.0}, "balancd"):
+        with pytest.raises(ValueError, match="class_weight"):
+            LSSVMClassifier(class_weight=weight).fit(X, Y)
+
+
 def test_several_labels_as_ridge_classifier_has_them() -> None:
     X, Y = make_multilabel_classification(300, 20, n_classes=4, random_state=0)
     wide = np.random.default_rng(0).normal(size=(300, 700))
@@ -149,12 +170,7 @@ def test_several_labels_as_ridge_classifier_has_them() -> None:
         grown.partial_fit(part, Y[-len(part) :])
     assert isinstance(grown.head_, LSSVMHead)  # more rows than features
     assert grown.head_.targets == "multilabel"
-    for options in (
-        {"class_weight": "balanced"},
-        {"multiclass": "ovo"},
-        {"rule": "lda"},
-        {"calibration": "temperature"},
-    ):
+    for options in ({"multiclass": "ovo"}, {"rule": "lda"}, {"calibration": "temperature"}):
         with pytest.raises(ValueError, match=r"multilabel|temperature"):
             LSSVMClassifier(**options).fit(X, Y)
     with pytest.raises(ValueError, match="1d array"):

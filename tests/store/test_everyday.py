@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,14 @@ def test_new_classes_have_names_of_their_own(tmp_path: Path, stored: bool) -> No
     assert (clf.head.num_classes, clf.classes) == (3, None)
     clf.add_classes(np.array(["fox"])).add_classes(1)  # type: ignore[arg-type]
     assert (clf.head.num_classes, clf.classes) == (5, ["0", "1", "2", "fox", "4"])
+
+
+def test_groups_are_found_by_ids_in_any_form(tmp_path: Path) -> None:
+    names = [unicodedata.normalize("NFD", f"\u00e9{i}") for i in range(6)]
+    x, y = torch.randn(12, J, generator=torch.Generator().manual_seed(5)).clamp(-4, 4), torch.arange(12) % 2
+    with SampleStore(tmp_path / "forms", head=LSSVMHead(J, 2, grid=FixedPoint(8.0), rho=1.0)) as store:
+        store.apply(Add([*range(6), *names], x, y))
+        by_given = store.leave_one_out(groups={i: k // 3 for k, i in enumerate([*range(6), *names])})
+        by_stored = store.leave_one_out(groups={i: k // 3 for k, i in enumerate(by_given[0])})
+        assert torch.equal(by_given[1], by_stored[1])
+        assert not torch.equal(by_given[1], store.leave_one_out()[1])

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, MarginHead, RemovalError
+from torchlssvm.distributed import Delta
+from torchlssvm.distributed import merge as merge_deltas
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
@@ -396,7 +398,8 @@ def test_a_late_close_writes_nothing_over_a_newer_state(store: SampleStore, tmp_
     new.calibrate()
     newer, digest = new.head.calibration, new.head.digest()
     new.close()
-    old.close()
+    with pytest.warns(UserWarning, match=r"rho=3\.0"):
+        old.close()
     with SampleStore(path) as again, SampleStore(path) as other:
         assert (again.head.rho, again.head.digest()) == (0.5, digest)
         assert str(again.head.calibration) == str(newer)
@@ -404,6 +407,17 @@ def test_a_late_close_writes_nothing_over_a_newer_state(store: SampleStore, tmp_
     with SampleStore(path) as again:
         assert again.head.calibration is None
         assert again.head.choices["calibration"].state is ChoiceState.STALE
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_options_that_are_lost_to_another_writer_are_reported(store: SampleStore, tmp_path: Path, closes: bool) -> None:
+    store.head.rho = 50.0
+    with SampleStore(tmp_path / "store") as other:
+        other.apply(Remove(subject="user-1"))
+    with pytest.warns(UserWarning, match=r"rho=50\.0"):
+        store.close() if closes else store.apply(Remove(subject="user-2"))
+    with SampleStore(tmp_path / "store") as again:
+        assert again.head.rho != 50.0
 
 
 def test_a_handle_that_closes_last_does_not_bring_back_the_calibration_of_older_samples(
@@ -720,3 +734,12 @@ def test_following_an_erasure_reads_the_sums_that_the_writer_published(tmp_path:
             assert head.n == n - 1
             assert head.digest() == writer.head.digest()
             assert reads == []
+
+
+def test_sums_of_others_are_not_merged_into_the_head_of_a_store(store: SampleStore) -> None:
+    other = LSSVMHead.from_config(store.head.config())
+    before = store.head.digest()
+    for merge in (store.head.merge, lambda head: merge_deltas(store.head, Delta.take(head))):
+        with pytest.raises(StoreError, match=r"store\.apply"):
+            merge(other)
+    assert store.head.digest() == before

@@ -82,7 +82,7 @@ class SlidingWindow:
             here = min(count, len(part[0]))
             leaving.append(tuple(t[:here] for t in part))
             if here < len(part[0]):
-                rest.appendleft(tuple(t[here:] for t in part))
+                rest.appendleft(tuple(t[here:].clone() for t in part))  # a view would keep the rows that leave
             count -= here
         return tuple(torch.cat(column) for column in zip(*leaving, strict=True)) or None, rest
 

@@ -1,4 +1,4 @@
-"""Learning on several machines by adding sums (Zhu et al., *Distributed Incremental wLPSVM Learning*).
+"""Learn on several machines by adding sums (Zhu et al., *Distributed Incremental wLPSVM Learning*).
 
 The statistics of a head are sums over samples. If the head has a grid, the sums are integers. Adding the sums of several
 machines therefore gives, bit for bit, the result of one machine with all the data, for any number of ranks, any split and any
@@ -20,12 +20,12 @@ Pending removals are not saved, because their difference from the totals would r
 pending removals predicts as before, but ``sync``, ``take`` and ``discard`` refuse it until you call ``agree(head)``. Sync
 before you save or copy a head.
 
-**Privacy.** Ranks send sums, never samples. However, a sum of few samples reveals them. The sums of one sample are the sample
-itself (its class sum is the row). The sums of two samples give both up to a rotation. The difference of two states that an
-observer has seen is a sum too. A receiver of a sum can also test a guess. ``min_samples`` refuses to send sums of fewer
-distinct samples in any class, whatever their weights; this is not differential privacy. Ranks also compare hashes of rows,
-and of ids if ids are given, under a key that the group shares. A rank that guesses a sample can therefore tell
-that another rank changed it. Only samples changed since the last sync are compared. No delta contains such hashes.
+**Privacy.** Ranks send sums, never samples. However, a sum of few samples reveals them. The sums of one sample reveal the
+sample (its class sum is the row), and the sums of two samples reveal both up to a rotation. The difference of two states that
+an observer has seen is also a sum. A receiver of a sum can test a guess of a sample. Pass ``min_samples`` to refuse to send
+sums of fewer distinct samples in any class, whatever their weights; this is not differential privacy. Ranks also compare keyed
+hashes of the rows, and of the ids if you pass ids, that changed since the last sync. A rank that guesses a sample can therefore
+tell that another rank changed it. No delta contains such hashes.
 """
 
 from torchlssvm.backbone_hash import fingerprint

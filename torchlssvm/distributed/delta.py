@@ -147,7 +147,7 @@ class Delta(Changes):
 
     @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Add samples. x: (B, J); y: (B,) labels or (B, K) targets."""
+        """Add samples x (B, J) with labels y (B,) or targets (B, K)."""
         return self._change(x, y, weight, ids, 1)
 
     @exactly
@@ -298,6 +298,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         )
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
+        head._refuse_in_store("hold the samples themselves: add them by store.apply(Add(...))")
         names = [name for delta in deltas for name in delta.names]
         for delta in deltas:
             check_delta(head, delta, mine)
@@ -330,7 +331,7 @@ def agree(target: Any) -> LSSVMHead:
 
 
 class Status(NamedTuple):
-    """The number of agreements, the agreed digest (empty before the first one), and whether this rank has changed since."""
+    """The number of agreements, the agreed digest ("" before the first agreement), and whether this rank changed since."""
 
     epoch: int
     agreed: str

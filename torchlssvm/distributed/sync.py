@@ -4,7 +4,7 @@ A call has five steps, which are the same on all ranks:
 
     1. tell      shape, options, grid, epoch, agreed digest, which classes changed; a rank with a problem tells that
     2. compare   any difference is the same error on every rank; nothing has been summed yet
-    3. sum       what is pending everywhere: total + sum of all - own pending, in memory of its own
+    3. sum       the pending changes of all ranks: total + sum of all - own pending, in separate memory
     4. check     no row is held less than zero times, no sum is one that samples cannot have; tell verdict and digest
     5. commit    only if every rank has accepted the sum and has the same digest
 

@@ -34,7 +34,7 @@ class LayerTaps(nn.Module):
     """Map a batch to the features (B, J) of several layers of a frozen network.
 
     The output of each tapped layer is pooled over its positions (pixels or tokens) and normalized. If the layers together have
-    more than ``max_features`` values, fixed random matrices of signs project them to fewer. Each layer keeps its own columns
+    more than ``max_features`` values, fixed random sign matrices project them to fewer. Each layer keeps separate columns
     (``groups``), so that ``column_selection.select(head, taps.groups)`` can choose among the layers.
 
     **The network that you pass is frozen** and put in eval mode. Its weights and layers do not change. If an error is raised,

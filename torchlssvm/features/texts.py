@@ -10,7 +10,7 @@ from torch import nn
 
 
 def as_batch(inputs: Any) -> Any:
-    """A single text, picture or path as a batch of one; batches stay as they are.
+    """Return a single text, image or path as a batch of one, and a batch unchanged.
 
     >>> as_batch("good film"), as_batch(["good", "bad"])
     (['good film'], ['good', 'bad'])
@@ -23,7 +23,7 @@ class Tokenize:
 
     Args:
         tokenizer: a tokenizer of transformers, or any callable with the same arguments.
-        max_length: the number of tokens after which a text is truncated. None uses the tokenizer's own limit.
+        max_length: the number of tokens after which a text is truncated. Default: the limit of the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None):

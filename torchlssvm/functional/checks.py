@@ -27,7 +27,7 @@ def is_fake(*tensors: Tensor | None) -> bool:
 
 
 def not_finite(t: Tensor) -> bool:
-    """Tell whether an entry is infinite or NaN. If the sum is finite, so are all entries, and one pass over them is enough."""
+    """Return True if an entry is infinite or NaN. A finite sum shows in one pass that all entries are finite."""
     if not t.numel() or is_fake(t):
         return False
     with threads_for(PASS_WORK * t.numel()):

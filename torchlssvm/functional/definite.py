@@ -31,7 +31,7 @@ def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor, ridge: float = 0.0) -> bool:
-    """Tell whether the sums of a group can be sums over samples. m, n: as for :func:`bordered`; ridge: added to M."""
+    """Return True if the sums of a group can be sums over samples. m, n: as for :func:`bordered`; ridge: added to M."""
     G = bordered(packed, m, n)
     G.diagonal()[: m.shape[-1]].add_(ridge)
     d = G.diagonal()

@@ -72,7 +72,7 @@ class SampleSlots:
 
     @property
     def has_gaps(self) -> bool:
-        """Tell whether a slot below ``top`` holds no sample."""
+        """Return True if a slot below ``top`` holds no sample."""
         return self.top > len(self.slot_of)
 
     @property

@@ -27,7 +27,7 @@ def index_of(at: Array) -> Any:  # (k,) int64
 
 
 def mostly_free(capacity: int, n: int) -> bool:
-    """Tell whether so few positions have a sample that shortening the arrays is cheaper than passing over the free ones."""
+    """Return True if so few positions have a sample that shortening the arrays is cheaper than passing over the free ones."""
     return capacity > 512 + 4 * n
 
 
@@ -203,7 +203,7 @@ class GramRows:
                     self.cache.put(i, row)
 
     def has(self, at: Array) -> bool:  # (k,)
-        """Tell whether all of these rows are cached."""
+        """Return True if all of these rows are cached."""
         return bool((self.cache.row_of[at] >= 0).all())
 
     def rows(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)

@@ -289,8 +289,10 @@ def select_groups(
     >>> found.head.n  # chosen again, without them
     55
     """
-    if head.multiclass == "ovo":
-        raise ValueError("select_groups works on one shared system: use multiclass='ovr'")
+    if head.multiclass == "ovo" or (head.targets == "multilabel" and head.class_weight is not None):
+        raise ValueError(
+            "select_groups works on one shared system: use multiclass='ovr', and no class_weight for several labels"
+        )
     parts = named_columns(groups, head.in_features, head.device)
     every = torch.cat(list(parts.values()))
     if len(every.unique()) < len(every):

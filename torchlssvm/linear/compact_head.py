@@ -40,7 +40,7 @@ class CompactLSSVMHead(nn.Module):
         num_classes: K, the number of classes or of float targets.
         rho: the regularization. Setting it later is exact and costs one eigendecomposition of C.
         intercept: ``"free"``, ``"penalized"`` (a constant feature; C is then (J+1, J+1)) or ``"none"``, as in the paper.
-        device: where the state lives.
+        device: device of the weights and C.
 
     Attributes:
         w: (J, K); b: (K,); C: (J, J). Buffers, as are ``mean`` (J,), the mean of the features for a free intercept,
@@ -128,7 +128,7 @@ class CompactLSSVMHead(nn.Module):
         return checks.scored_features(x, self.in_features, self.device) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """Return the class with the highest score; ValueError for a row that holds NaN or inf, and for float targets."""
+        """Return the class with the highest score (B,). Raises ValueError for a row with NaN or inf, and for float targets."""
         scores = checks.finite_scores(self(x))
         if not torch.compiler.is_compiling() and not checks.is_fake(scores) and not bool(self.counts.any()):
             raise ValueError("this head holds float targets (B, K), which name no class: use its scores, head(x)")

@@ -28,7 +28,7 @@ from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.pending import Changes, Pending
-from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets
+from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets, weighted_labels
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
@@ -64,15 +64,17 @@ class LSSVMHead(LinearHead):
             between, rho stays fixed so that Theorem 1 applies, and ``choices`` reports that rho is older than the samples.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
-            or a tensor (K,). Can be set at any time if sums are kept per class.
+            or a tensor (K,). Can be set at any time if sums are kept per class. With ``targets="multilabel"``, each label is a
+            problem of two classes, the samples with the label and those without it; a tensor (K,) weights the samples with each
+            label, as ``pos_weight`` of ``torch.nn.BCEWithLogitsLoss`` does. Each label then has its own matrix and solve.
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j, in the order (0,1), (0,2),
             ...; the pairs vote, and margins break ties).
         grid: a :class:`FixedPoint`, a number (the largest feature that the grid can represent), ``"auto"`` (a power of two
             from the first batch), or None for float64 sums.
         target_grid: the grid for float targets, given like ``grid``. ``"auto"`` rounds targets to 2^-20 of the largest target
             in the first batch, and represents whole numbers below a million exactly.
-        per_class: keep sums per class, which ``forget_class`` requires. Default: only if ``class_weight`` or ``"ovo"`` requires
-            them.
+        per_class: keep sums per class, which ``forget_class`` requires, or per label. Default: only if ``class_weight`` or
+            ``"ovo"`` requires them.
         rule: how to compute weights from the sums: ``"least_squares"``, ``"lda"`` or ``"auto"``. Can be set at any time.
             ``"lda"`` is the linear discriminant with the within-class scatter S_w + rho I and priors from the (weighted) class
             counts. With many classes and few features, least squares hides classes that lie between others; the discriminant
@@ -173,7 +175,10 @@ class LSSVMHead(LinearHead):
 
     @property
     def P(self) -> Tensor:
-        """P = I - C = rho A^-1 (J, J); (J+1, J+1) with a penalized intercept; one per pair with "ovo". Do not write to it."""
+        """P = I - C = rho A^-1 (J, J); (J+1, J+1) with a penalized intercept. Do not write to it.
+
+        One matrix per pair with "ovo", and one per label with class weights for several labels.
+        """
         return self._solve(inverse=True)[2]
 
     @property
@@ -260,8 +265,10 @@ class LSSVMHead(LinearHead):
         :class:`~torchlssvm.functional.approximate.Approximation` gives the error of the weights: ``estimate(sigma)`` for noise
         with standard deviation sigma in each feature, and ``bound(delta)`` for the worst case.
         """
-        if self.multiclass == "ovo":
-            raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
+        if not isinstance(self._solver, SharedSolver):
+            raise ValueError(
+                "remove_approximate works on one shared system: use multiclass='ovr', and no class_weight for several labels"
+            )
         if self.scale is not None:
             raise ValueError(
                 "remove_approximate holds for features as they are: scale='std' moves with the samples removed"
@@ -281,7 +288,6 @@ class LSSVMHead(LinearHead):
             self._mark_uncertifiable(INEXACT_REMOVAL)
         mean, total = None, None
         if self.intercept == "free":
-            assert isinstance(self._solver, SharedSolver)
             solution = self._solver.solution
             mean, total = solution.mu * math.sqrt(self.rho), float(solution.n)
         return approximation(P, self.rho, w, b, rows, real_targets(batch, self.num_classes), weights, mean, total)
@@ -443,6 +449,9 @@ class LSSVMHead(LinearHead):
             self._solving = False
 
     def _solve_afresh(self) -> None:
+        fresh = make_solver(self.statistics, self._options, self.multiclass)
+        if type(fresh) is not type(self._solver):  # class weights of several labels were set or dropped
+            self._solver = fresh
         self._solver.reset()
 
     def _drop_unfinished(self) -> None:
@@ -475,7 +484,7 @@ class LSSVMHead(LinearHead):
         if like is None and changed is not None and not changed.empty:
             like = changed  # if everything was removed, the agreed choices stay in force
         batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
-        if batch.labels is None and len(batch):
+        if batch.labels is None and self.targets != "multilabel" and len(batch):
             if self._options.class_weight is not None or self.multiclass == "ovo":
                 raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
             if self._options.rule == "lda":
@@ -623,10 +632,11 @@ class LSSVMHead(LinearHead):
     ) -> Callable[[], None]:
         P, w = (checkpoint.moved(state[k], self.device) for k in ("P", "w"))
         D, K = self.in_features + (self.intercept == "penalized"), self.num_classes
-        pairs = K * (K - 1) // 2
-        inverse, weights = ((pairs, D, D), pairs) if self.multiclass == "ovo" else ((D, D), K)
-        if P.shape != inverse or w.shape != (self.in_features, weights):
-            needed = f"{inverse}, {(self.in_features, weights)}"
+        outputs = K * (K - 1) // 2 if self.multiclass == "ovo" else K
+        shared = self.multiclass == "ovr" and not weighted_labels(self.statistics, options)
+        inverse = (D, D) if shared else (outputs, D, D)
+        if P.shape != inverse or w.shape != (self.in_features, outputs):
+            needed = f"{inverse}, {(self.in_features, outputs)}"
             raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {needed}")
         statistics = self.statistics.zero()
         statistics.load(checkpoint.part(state, "statistics."))

@@ -250,7 +250,7 @@ def is_texts(x: Any) -> bool:
 
 
 def is_listed(x: Any) -> bool:
-    """True for a list or tuple of texts, of paths or of pictures of PIL."""
+    """Return True for a list or tuple of texts, of paths or of PIL images."""
     known = isinstance(x, list | tuple) and bool(x)
     return known and all(isinstance(item, str | os.PathLike) or hasattr(item, "convert") for item in x)
 

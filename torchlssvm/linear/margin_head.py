@@ -52,9 +52,9 @@ class MarginHead(LinearHead):
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
         rho: the regularization, a number > 0, which corresponds to C = 1 / (2 rho) of ``LinearSVC``. It can be set at any time.
-            With None, rho is chosen by :meth:`select_rho` with default arguments, at the first read with 10 samples of two
-            classes and again at each ``refresh()`` after samples have changed. With fewer samples, rho is 1.0, and ``choices``
-            reports that rho is not chosen yet.
+            Default: chosen by :meth:`select_rho` with default arguments, at the first read with 10 samples of two classes and
+            again at each ``refresh()`` after samples have changed. With fewer samples, rho is 1.0, and ``choices`` reports that
+            rho is not chosen yet.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). With ``"balanced"`` or ``"complement"``, every change of samples changes every class.

@@ -75,7 +75,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor, labels: tuple[int
         weights = (n - counts) / n
         return torch.where((weights * counts).sum() > 0, weights, torch.ones_like(weights))
     present = (counts > 0).sum()
-    return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
+    return torch.where(counts > 0, n / (present * torch.where(counts > 0, counts, 1)), torch.zeros_like(n))
 
 
 def coded_sums(

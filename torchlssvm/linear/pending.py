@@ -55,12 +55,14 @@ class Changes:
         """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
 
         A sample counts once whatever its weight, and samples that were added and removed again do not count. If the rows are
-        not known, the bound is 1.
+        not known, or sums are kept for each of several labels, the bound is 1.
         """
-        self.statistics.canonicalize()
-        if self.statistics.empty:
+        stats = self.statistics
+        stats.canonicalize()
+        if stats.empty:
             return None
-        return 1 if self.rows is None else self.rows.least
+        by_label = stats.per_class and stats.targets == "multilabel"  # rows do not tell how many have a label
+        return 1 if self.rows is None or by_label else self.rows.least
 
     def check_enough(self, min_samples: int) -> None:
         """Raise ValueError if the sums to be sent may be of fewer distinct samples than ``min_samples``."""
@@ -150,7 +152,7 @@ class Pending:
         return held if self.tracking is Tracking.ALL else self.held_rows.changed
 
     def changes(self) -> Changes:
-        """Return the pending changes, not a copy; ValueError if they were lost."""
+        """Return the pending changes, not a copy. Raises ValueError if they were lost."""
         if self.tracking is Tracking.LOST:
             raise ValueError(
                 "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "

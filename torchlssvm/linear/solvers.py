@@ -1,4 +1,4 @@
-"""Solvers that turn statistics into weights: one shared system, or one system per pair of classes.
+"""Solvers that turn statistics into weights: one shared system, or one system per pair of classes or per label.
 
 A solver decides when to apply Theorem 1 and when to solve from statistics. A solver holds only caches, so everything it returns
 can be rebuilt from the statistics.
@@ -7,7 +7,7 @@ can be rebuilt from the statistics.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -37,6 +37,13 @@ class SolverOptions:
     def follows_counts(self) -> bool:
         """True when class weights change with every sample, so that all of the system does."""
         return isinstance(self.class_weight, str)
+
+    def of_label(self, label: int) -> SolverOptions:
+        """Options for the two classes of one label: weights (K,) are those of the samples that have the label."""
+        weight = self.class_weight
+        if isinstance(weight, Tensor):
+            weight = torch.stack([weight[label], torch.ones_like(weight[label])])
+        return replace(self, class_weight=weight)
 
 
 def code_labels(labels: Tensor, K: int) -> Tensor:
@@ -217,7 +224,7 @@ class SharedSolver:
 
 
 class PairwiseSolver:
-    """One system per pair of classes (one-vs-one): class i is +1, class j > i is -1."""
+    """One system per pair of classes (one-vs-one): class i is +1, class j > i is -1. Or one system per label, (i,)."""
 
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that are kept per class."""
@@ -226,9 +233,10 @@ class PairwiseSolver:
 
     def reset(self) -> None:
         """Forget all pairs, so that the next read solves from statistics."""
-        self.pairs = list(itertools.combinations(range(self.stats.num_classes), 2))
-        self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._P: dict[tuple[int, int], Tensor] = {}
+        size = 1 if self.stats.targets == "multilabel" else 2
+        self.pairs = list(itertools.combinations(range(self.stats.num_classes), size))
+        self._w: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._P: dict[tuple[int, ...], Tensor] = {}
 
     def release(self, rows: int) -> None:
         """Do nothing, because pairs are solved one at a time."""
@@ -243,7 +251,7 @@ class PairwiseSolver:
         for batch, _ in changes:
             known = batch.host_labels is not None
             touched |= set(batch.host_labels.tolist()) if known else set(range(self.stats.num_classes))  # type: ignore[union-attr]
-        for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
+        for pair in [p for p in self._w if not touched.isdisjoint(p)]:
             del self._w[pair]
             self._P.pop(pair, None)
 
@@ -257,29 +265,39 @@ class PairwiseSolver:
         self.options.rho = rho
         self.reset()
 
-    def _solve(self, pair: tuple[int, int], standard: Standardization | None) -> None:
-        D = self.stats.in_features + (self.options.intercept == "penalized")
-        units = normal.Units.of(self.stats.choices, self.options.rho)
-        solution = Solution(D, 1, self.options.intercept == "free", self.stats.device)
-        if self.stats.kind is not None and bool(self.stats.counts[list(pair)].any()):
-            weights = normal.class_weights(self.options.class_weight, self.stats.counts, pair)
-            base = normal.solve(self.stats, units, self.options.intercept, weights, pair, standard=standard)
+    def _solve(self, pair: tuple[int, ...], standard: Standardization | None, inverse: bool) -> None:
+        stats, options = self.stats, self.options
+        first, second = pair if len(pair) == 2 else (0, 1)
+        if len(pair) == 1:
+            stats, options = stats.of_label(*pair), options.of_label(*pair)
+        D = stats.in_features + (options.intercept == "penalized")
+        units = normal.Units.of(stats.choices, options.rho)
+        solution = Solution(D, 1, options.intercept == "free", stats.device)
+        if stats.kind is not None and bool(stats.counts[[first, second]].any()):
+            weights = normal.class_weights(options.class_weight, stats.counts, (first, second))
+            base = normal.solve(stats, units, options.intercept, weights, (first, second), standard=standard)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.units)
-        w, b = real_weights(solution, self.options, standard)
-        self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
+        if inverse:
+            self._P[pair] = solution.inverse()
+        if pair not in self._w:
+            w, b = real_weights(solution, options, standard)
+            self._w[pair] = w[:, 0], b[0]
 
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """w (J, pairs) and b (pairs,)."""
-        missing = [pair for pair in self.pairs if pair not in self._w]
+    def _solve_missing(self, inverse: bool) -> None:
+        missing = [pair for pair in self.pairs if pair not in (self._P if inverse else self._w)]
         standard = standardization(self.stats) if missing else None
         with threads_for(self.stats.in_features**3):
             for pair in missing:
-                self._solve(pair, standard)
+                self._solve(pair, standard, inverse)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """w (J, pairs) and b (pairs,)."""
+        self._solve_missing(inverse=False)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
     def inverse(self) -> Tensor:
         """P (pairs, D, D)."""
-        self.weights()
+        self._solve_missing(inverse=True)
         return torch.stack([self._P[p] for p in self.pairs])
 
     def whitened(self) -> None:
@@ -307,4 +325,10 @@ Solver: TypeAlias = SharedSolver | PairwiseSolver
 
 def make_solver(stats: Statistics, options: SolverOptions, multiclass: str) -> Solver:
     """Solver for a way of handling several classes."""
-    return PairwiseSolver(stats, options) if multiclass == "ovo" else SharedSolver(stats, options)
+    by_label = weighted_labels(stats, options)
+    return PairwiseSolver(stats, options) if by_label or multiclass == "ovo" else SharedSolver(stats, options)
+
+
+def weighted_labels(stats: Statistics, options: SolverOptions) -> bool:
+    """True if class weights give each of several labels a system of its own."""
+    return stats.targets == "multilabel" and options.class_weight is not None

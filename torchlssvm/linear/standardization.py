@@ -56,7 +56,7 @@ def standardization(stats: Statistics) -> Standardization | None:
         return None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
-    centre, squares = Centre.of(m, n), stats.diagonal().sum(0)
+    centre, squares = Centre.of(m, n), stats.diagonal()[stats.groups_of(None)].sum(0)
     about = (squares - centre.c * (m + (m - n * centre.c))).to(torch.float64)
     spread = about - centre.rest.square() / centre.n  # n var
     floor = torch.zeros_like(spread)

@@ -51,7 +51,7 @@ class DualHead:
         targets: as for ``LSSVMHead``. y is (n,) labels for ``"classes"`` and (n, K) otherwise.
         rho: the regularization, a number, or ``"gcv"`` to choose it at each solve by generalized cross-validation.
         intercept: ``"free"`` or ``"none"``.
-        grid: as for ``LSSVMHead``. With None, the rows are stored as floats, without rounding.
+        grid: as for ``LSSVMHead``, or None to store the rows as floats, without rounding.
         class_weight: as for ``LSSVMHead``.
         calibration: the map from scores to probabilities, which is fitted to leave-one-out scores.
     """

@@ -135,6 +135,7 @@ class LinearEstimator(BaseEstimator):
         return (
             plain and bool(self._sparse) and self.intercept in ("free", "none") and getattr(self, "rule", "auto") != "lda"
             and WIDE_FEATURES < X.shape[1] > X.shape[0] and getattr(self, "multiclass", "auto") in ("auto", "ovr")
+            and (self._targets_kind != "multilabel" or self._class_weight() is None)
         )  # fmt: skip
 
     def _new_head(self, X: Any, outputs: int, weight: Array | None) -> Any:
@@ -408,21 +409,22 @@ class LSSVMClassifier(LinearClassifier):
     **Fewer samples than features.** If n < J and J > 512, the problem is solved in the dual. ``head_`` is then a ``DualHead``,
     which stores the rows, dense or sparse, on the grid. A fit needs 4 n J + 8 n^2 bytes and n^2 J + n^3 operations. When
     ``partial_fit`` brings the number of rows above J, the estimator switches to sums, which need 4 J^2 bytes, and 8 J^2 bytes
-    to solve. With ``normalize``, ``scale``, ``device``, ``intercept="penalized"``, ``multiclass="ovo"`` or ``rule="lda"``, sums
-    are always used. X may be sparse (scipy's or torch's CSR).
+    to solve. With ``normalize``, ``scale``, ``device``, ``intercept="penalized"``, ``multiclass="ovo"``, ``rule="lda"``, or
+    ``class_weight`` for several labels, sums are always used. X may be sparse (scipy's or torch's CSR).
 
     **Several labels for each sample.** If y is an array (n, K) of 0 and 1, each column is learned as a separate binary problem,
-    and ``predict`` returns such an array. This does not support ``class_weight``, ``multiclass="ovo"``, ``rule="lda"`` and
-    ``calibration="temperature"``.
+    and ``predict`` returns such an array. ``class_weight`` then weights the samples with a label and those without it; a dict
+    maps the numbers of labels to weights of the samples that have them. This does not support ``multiclass="ovo"``,
+    ``rule="lda"`` and ``calibration="temperature"``.
 
     **Defaults that differ from** :class:`~torchlssvm.LSSVMHead`. ``fit`` has all samples at once, so ``multiclass`` and
     ``rule`` default to ``"auto"``, and ``selection`` can be exact leave-one-out. A head, which keeps only sums, cannot do this.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
@@ -436,10 +438,10 @@ class LSSVMClassifier(LinearClassifier):
             then uses the rule that is more accurate on left-out samples (up to 2,000 of them), and ``partial_fit`` without
             ``fit`` uses the discriminant. ``rule_`` is the rule in use. A ``DualHead`` always uses least squares.
         calibration: the map from scores to probabilities, which ``fit`` fits to leave-one-out scores: ``"temperature"``,
-            ``"platt"``, ``"isotonic"`` or ``"auto"``, which is a temperature, or Platt scaling of each label if there are
-            several labels for each sample. With None, ``fit`` is faster and there is no ``predict_proba``. ``predict`` always
-            uses ``decision_function``. With ``"platt"`` and ``"isotonic"``, the most probable class may therefore differ from
-            the predicted class if two scores are similar, as in scikit-learn's ``SVC``.
+            ``"platt"``, ``"isotonic"`` or ``"auto"`` (a temperature, or Platt scaling if samples have several labels). Pass
+            None for a faster ``fit`` without ``predict_proba``. ``predict`` always uses ``decision_function``, so with
+            ``"platt"`` and ``"isotonic"`` the most probable class may differ from the predicted class if two scores are
+            similar, as in scikit-learn's ``SVC``.
         normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
         scale: None, or ``"std"`` to standardize features as a ``StandardScaler`` does. ``partial_unfit`` also removes the
             influence of its samples on the scale. ``coef_`` applies to features before scaling.
@@ -464,8 +466,8 @@ class LSSVMClassifier(LinearClassifier):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        plain = self.class_weight is None and self.calibration != "temperature"
-        tags.classifier_tags.multi_label = plain and self.multiclass != "ovo" and self.rule != "lda"
+        plain = self.multiclass != "ovo" and self.rule != "lda"
+        tags.classifier_tags.multi_label = plain and self.calibration != "temperature"
         return tags
 
     @property
@@ -528,10 +530,10 @@ class MarginClassifier(LinearClassifier):
     copies of a sample.
 
     Args:
-        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. With None, k-fold cross-validation chooses it from
-            the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for nine values around the scale of the data.
-            With None, rho is used.
+        rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. Default: chosen by k-fold cross-validation, and
+            chosen again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for nine values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
         intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
@@ -571,10 +573,10 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     ``NumericalWarning`` says if rounding loses much of a target.
 
     Args:
-        rho: the regularization (scikit-learn's alpha), a number or ``"gcv"``. With ``"gcv"``, generalized cross-validation
-            chooses it from the data, and again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: the values of rho that ``fit`` compares: a list, or ``"path"`` for 100 values around the scale of the data. With
-            None, rho is used.
+        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
+            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
+        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
+            Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
             ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.canonical_json import canonical
@@ -24,7 +22,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.statistics.accumulator import Accumulator, bound_sums, split_runs
+from torchlssvm.statistics.accumulator import TAIL_ROWS, Accumulator, bound_sums, split_runs
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
@@ -103,7 +101,8 @@ class Statistics:
         grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None for float64
             sums, for which ``exact`` is False and there is no digest.
         target_grid: the grid for float targets, given like ``grid``.
-        per_class: keep M for each class.
+        per_class: keep M for each class. With ``targets="multilabel"``, keep it for the samples that have each label, beside
+            that of all samples.
         folds: number of folds to keep separate sums for. Samples then require ids.
         normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
         scale: None or ``"std"``, which solves weights for standardized features. Both values give the same sums. The digest
@@ -161,11 +160,8 @@ class Statistics:
             if isinstance(target_grid, FixedPoint) and target_grid != LABEL_GRID:
                 raise ValueError(f'target_grid is for targets="regression": labels are 0 and 1; got {target_grid}')
             target_grid = LABEL_GRID
-        if targets is not None and per_class:
-            raise ValueError(
-                f"sums per class (per_class, class_weight, multiclass='ovo') do not go with targets={targets!r}: a sample is "
-                "in one class there, and here it has K labels or numbers"
-            )
+        if targets == "regression" and per_class:
+            raise ValueError(f"sums per class (per_class, class_weight) do not go with targets={targets!r}")
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
@@ -189,7 +185,8 @@ class Statistics:
         """Return the number of groups, of side columns R, and the shape of the moments, for labels or values."""
         F, K = max(1, self.folds), self.num_classes
         if kind == "values":
-            return F, K + 1, (F, K + 1, K + 1)
+            groups, R = (F * (K + 1), 1) if self.per_class else (F, K + 1)
+            return groups, R, (F, K + 1, K + 1)
         return (F * K, 1, (F, K)) if self.per_class else (F, K, (F, K))
 
     def _decide(self, choices: GridChoices) -> Accumulator:
@@ -265,13 +262,58 @@ class Statistics:
         moments = self.moments.sum(0)
         if self.accumulator is None:
             return self.moments.new_zeros(self.num_classes, self.in_features), moments
-        classes = range(self.num_classes) if self.per_class else [None]
-        return torch.cat([self.side_sums(self.groups_of(label)) for label in classes]), moments
+        if not self.per_class:
+            return self.side_sums(self.groups_of(None)), moments
+        V = torch.cat([self.side_sums(self.groups_of(label)) for label in range(self.num_classes)])
+        if self.kind == "values":
+            m = self.side_sums(self.groups_of(None))
+            V = torch.cat([m, self._label_step * (2 * V - m)])
+        return V, moments
+
+    @property
+    def _label_step(self) -> int:
+        """The target +1 of a label, in steps of ``LABEL_GRID``."""
+        return 2 if self.exact else 1
 
     def groups_of(self, label: int | None) -> list[int]:
-        """The groups of one class, if sums are kept per class, or all groups (None)."""
+        """The groups of one class or label, if sums are kept per class, or those that make up all samples (None)."""
         assert self.accumulator is not None
-        return list(range(label or 0, self.accumulator.groups, 1 if label is None else self.num_classes))
+        groups, each = self.accumulator.groups, self._groups_per_fold
+        if self.per_class and self.kind == "values":  # the first group of a fold is that of all its samples
+            return list(range(0 if label is None else label + 1, groups, each))
+        return list(range(label or 0, groups, 1 if label is None else each))
+
+    @property
+    def _groups_per_fold(self) -> int:
+        return self._layout(self.kind)[0] // max(1, self.folds)
+
+    def _group_counts(self) -> Tensor:
+        """The number of samples (their weights) in each group (groups,)."""
+        if self.kind != "values":
+            return self.moments.reshape(self._layout(self.kind)[0], -1).sum(1)
+        n, t = self.moments[:, 0, :1], self.moments[:, 0, 1:]
+        if not self.per_class:
+            return n[:, 0]
+        positive = (self._label_step * n + t).div(2 * self._label_step, rounding_mode="floor" if self.exact else None)
+        return torch.cat([n, positive], 1).reshape(-1)
+
+    def of_label(self, label: int) -> Statistics:
+        """Return the statistics of one label of ``targets="multilabel"`` as two classes: samples with it (0), without it (1).
+
+        They share memory with these statistics. Do not change them.
+        """
+        out, sums, held = self.zero(num_classes=2, targets=None), {}, self.group_sums()
+        if self.accumulator is None:
+            return out
+        for fold, (every, mine) in enumerate(zip(self.groups_of(None), self.groups_of(label), strict=True)):
+            if mine in held:
+                sums[2 * fold] = held[mine]
+            if every in held:
+                sums[2 * fold + 1] = held[every] - held[mine] if mine in held else held[every]
+        counts = self._group_counts()
+        positive = counts[self.groups_of(label)]
+        moments = torch.stack([positive, counts[self.groups_of(None)] - positive], 1)
+        return out.with_sums(GridChoices("labels", self.choices.grid), sums, moments, self.bound, self._weight)
 
     def packed(self, groups: Sequence[int]) -> Tensor:
         """Return the packed M of some groups together. Do not write to it."""
@@ -288,13 +330,10 @@ class Statistics:
     def sums(self, groups: Sequence[int], weight: float | None = None) -> GroupSums:
         """M, m and n of some groups together, for :mod:`torchlssvm.functional.system`."""
         assert self.accumulator is not None
-        V = self.side_sums(groups)
-        rows = self.moments.reshape(self.accumulator.groups, -1)
-        moments = torch.stack([rows[group] for group in groups])  # an index on the host would wait for the device
-        constant = self.kind == "values"  # the first side column is 1
-        return GroupSums(
-            weight, self.packed(groups), V[0] if constant else V.sum(0), moments[:, 0].sum() if constant else moments.sum()
-        )  # fmt: skip
+        V, counts = self.side_sums(groups), self._group_counts()
+        m = V[0] if self.kind == "values" else V.sum(0)  # the first side column of values is 1
+        n = torch.stack([counts[group] for group in groups]).sum()  # an index on the host would wait for the device
+        return GroupSums(weight, self.packed(groups), m, n)
 
     def diagonal(self) -> Tensor:
         """Return the diagonal of M (groups, J), for each group. Do not write to it."""
@@ -410,7 +449,7 @@ class Statistics:
         weight = checks.to_host(moments[0, 0, 0] if moments.ndim == 3 else moments.sum())[0][0]
         if self.empty or not weight:
             return out
-        sums, each = self.group_sums(), self.num_classes if self.per_class else 1
+        sums, each = self.group_sums(), self._groups_per_fold
         total: dict[int, Tensor] = {}
         for group in range(each):
             for part in (sums[g] for g in (fold * each + group for fold in folds) if g in sums):
@@ -429,7 +468,7 @@ class Statistics:
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         batch = check_batch(self, choices, x, y, weight, ids, gridded, sparse)
-        if self.per_class and batch.choices.kind == "values":
+        if self.per_class and batch.choices.kind == "values" and self.targets is None:
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
 
@@ -471,17 +510,21 @@ class Statistics:
         moments = self.moments_after(changes, first.choices)
         if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
             self.check_counts(moments)
-        self._require_memory([b.codes(self.per_class) for b, _ in changes], first.choices.kind)
+        self._require_memory({g for b, _ in changes for g in b.groups(self.per_class)}, first.choices.kind)
+        parts: Iterable[tuple[SampleBatch, int]] = ((part, s) for b, s in changes for part in b.parts(self.per_class))
+        views = None
         with self.integrity:
             sums = self._decide(first.choices)
-            views = sums.append(changes)
+            if sum(len(b) for b, _ in changes) <= TAIL_ROWS:
+                parts = list(parts)
+                views = sums.append(parts)
             if views is None:
-                for batch, sign in changes:
-                    sums.push(batch, sign)
+                for part, sign in parts:
+                    sums.push(part, sign)
             self.moments = moments
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
-        return views
+        return None if self.per_class and self.kind == "values" else views
 
     def check_counts(self, moments: Tensor) -> None:
         """Raise RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
@@ -507,9 +550,13 @@ class Statistics:
         for some in [self.groups_of(None)] if groups is None else [[group] for group in sorted(groups)]:
             _, packed, m, n = self.sums(some)
             if joint and self.moments.ndim == 3:
-                m, n = self.side_sums(some), self.moments[some].sum(0)
+                if not self.per_class:
+                    m, n = self.side_sums(some), self.moments[some].sum(0)
+                elif some == self.groups_of(None):
+                    m, n = self.class_sums()
             if not is_semidefinite(packed, m, n, ridge):
-                which = f" of class {some[0] % self.num_classes}" if self.per_class and groups is not None else ""
+                one = self.per_class and self.targets is None and groups is not None
+                which = f" of class {some[0] % self.num_classes}" if one else ""
                 raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
     def _check_possible_targets(self, moments: Tensor) -> None:
@@ -520,12 +567,8 @@ class Statistics:
         ):
             raise checks.removal_error("the sums of targets would not be positive semidefinite")
 
-    def _require_memory(self, codes: list[NDArray[np.int64] | None], kind: str | None) -> None:
-        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve.
-
-        codes: the groups of rows (B,), or None for one group.
-        """
-        groups = {g for some in codes for g in ([0] if some is None else np.unique(some).tolist())}
+    def _require_memory(self, groups: set[int], kind: str | None) -> None:
+        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""
         new = groups - (set() if self.accumulator is None else set(self.accumulator.sums))
         if not new:
             return
@@ -599,7 +642,7 @@ class Statistics:
         With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
         checks.natural(k, "k")
-        old, sums = self.num_classes, self.group_sums()
+        old, each, sums = self.num_classes, self._groups_per_fold, self.group_sums()
         with self.integrity:
             self.num_classes += k
             if self.accumulator is None:
@@ -607,13 +650,13 @@ class Statistics:
                 return
             self.accumulator, self.group_hashes = None, {}
             moments = torch.nn.functional.pad(self.moments, (0, k) if self.moments.ndim == 2 else (0, k, 0, k))
-            minus = -2 if self.exact else -1  # in steps of LABEL_GRID
+            minus = -self._label_step
             if self.targets == "multilabel":  # the new columns are a multiple of the constant
                 moments[:, :, old + 1 :] = minus * moments[:, :, :1]
                 moments[:, old + 1 :] = minus * moments[:, :1]
             fresh = self._decide(self.choices)
             if self.per_class:
-                fresh.replace_sums({(g // old) * self.num_classes + g % old: v for g, v in sums.items()})
+                fresh.replace_sums({(g // each) * self._groups_per_fold + g % each: v for g, v in sums.items()})
             elif self.targets == "multilabel":
                 new = {g: minus * gram.side_view(v, self.in_features, old + 1)[0].repeat(k) for g, v in sums.items()}
                 fresh.replace_sums({g: torch.cat([v, new[g]]) for g, v in sums.items()})
@@ -783,10 +826,13 @@ class Statistics:
                       normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the normalized row
                       (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardized features;
                       targets "multilabel" or "regression"; a label is then -2 steps (no) or 2 (yes)
-            group   = fold * (classes if per_class else 1) + (class if per_class else 0)
+            group   = fold * (classes if per_class else 1) + (class if per_class else 0);
+                      fold * (classes + 1), the samples of a fold, + label + 1, those that have the label, if per_class and
+                      targets is "multilabel"
             hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
                       sum z q^T row by row; sum z z^T row by row)
-            z       = one-hot label (K), in total; 1, per class; [1, target steps] (K + 1) for values
+            z       = one-hot label (K), in total; 1, per class; [1, target steps] (K + 1) for values; if per_class and targets
+                      is "multilabel", z is 1 in sum z q^T and in the groups of labels
 
         Samples of weight m count m times. With folds, a sample belongs to fold blake2b-64(str(id)) mod folds (big-endian).
         """
@@ -798,7 +844,7 @@ class Statistics:
         sums = self.accumulator
         if sums is None:
             return hashlib.sha256(canonical(self.header())).hexdigest()
-        touched = set(sums.touched)
+        touched, counts = set(sums.touched), self._group_counts()
         self.group_hashes = {g: h for g, h in self.group_hashes.items() if g not in touched}
         sums.touched -= touched
         for group in range(sums.groups):
@@ -806,10 +852,11 @@ class Statistics:
                 inner = hashlib.sha256()
                 for part in gram.lower_bytes(sums.total(group), self.in_features, sums.R):
                     inner.update(part)
-                moments = self.moments.reshape(sums.groups, -1)[
-                    group
-                ]  # counts on the diagonal, one count, or of [1, t]
-                moments = torch.diag(moments) if self.moments.ndim == 2 else moments
+                fold, place = divmod(group, self._groups_per_fold)
+                if self.kind == "values":
+                    moments = counts[group] if place else self.moments[fold]  # one count, or of [1, t]
+                else:
+                    moments = torch.diag(self.moments.reshape(sums.groups, -1)[group])
                 inner.update(moments.cpu().numpy().astype("<i8", copy=False).tobytes())
                 self.group_hashes[group] = inner.digest()
         hashes = b"".join(self.group_hashes[group] for group in range(sums.groups))

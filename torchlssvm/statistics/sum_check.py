@@ -24,6 +24,8 @@ from torchlssvm.functional import gram
 from torchlssvm.functional.modes import exactly
 
 if TYPE_CHECKING:
+    from torchlssvm.statistics.accumulator import Accumulator
+    from torchlssvm.statistics.batch import SampleBatch
     from torchlssvm.statistics.statistics import Statistics
 
 PRIMES = (4194301, 4194287, 4194277, 4194271)
@@ -70,9 +72,14 @@ class SumCheck:
             return
         self.counted.moments = self.counted.moments_after([(batch, 1)], s.choices)
         assert s.accumulator is not None
+        for part in batch.parts(s.per_class):
+            self._add_rows(part, s, s.accumulator)
+
+    def _add_rows(self, batch: SampleBatch, s: Statistics, sums: Accumulator) -> None:
+        assert s.grid is not None
         q, codes = s.grid.quantize(batch.x), batch.codes(s.per_class)
-        z = torch.empty(len(q), s.accumulator.R, dtype=torch.float64, device=s.device)
-        s.accumulator.write_side(batch, slice(None), z)
+        z = torch.empty(len(q), sums.R, dtype=torch.float64, device=s.device)
+        sums.write_side(batch, slice(None), z)
         groups = torch.from_numpy(np.zeros(len(q), np.int64) if codes is None else codes).to(s.device)
         for group in torch.unique(groups).tolist():
             mine = slice(None) if self.groups == 1 else groups == group

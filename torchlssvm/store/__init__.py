@@ -5,7 +5,7 @@ A store is a folder:
     samples.sqlite            the samples, the journal and the head's options (with its log: -wal, -shm)
     <position>.snapshot.pt    the head's statistics at a journal position, so that opening is fast
     acknowledged              the position last reported to a caller
-    *.until-compaction files of other modules that may mention erased samples; compaction deletes them
+    *.until-compaction        files of other modules that may mention erased samples; compaction deletes them
 """
 
 from torchlssvm.store.erasure.access_report import AccessReport

@@ -93,6 +93,11 @@ class LinearAdapter(SampleAdapter):
             setattr(self.head, name, numbers)
         return bool(other)
 
+    def options_set(self) -> dict[str, Any]:
+        """The changeable options that were set, not chosen from the samples."""
+        config, chosen = self.config(), self.head._choices.made
+        return {name: config[name] for name in SETTABLE_OPTIONS if name in config and name not in chosen}
+
     def add_classes(self, k: int) -> None:
         """Add k classes. Only the store may do this; the head refuses other callers."""
         with self.lock:

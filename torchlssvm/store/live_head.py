@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,7 @@ class LiveHead:
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
         self._published_at = float("-inf")
         self._seen = -1  # the database's change counter when this handle last read it
+        self._options: dict[str, Any] | None = None  # options that were set, when the head was last up to date
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
 
     # -- changes by the store ------------------------------------------------------------------------------------------
@@ -73,6 +75,7 @@ class LiveHead:
 
     def _take_back(self, adapter: HeadAdapter, error: BaseException) -> None:
         """Restore the head after a rollback, if it has changed. If this fails, it is restored at its next use."""
+        self._options = None
         try:
             self.table.load_codec()
             self.stale = adapter.touched
@@ -136,11 +139,24 @@ class LiveHead:
                 trusted, self.stale = not self.stale, True
                 self.recovery = self._recover(adapter, trusted)
             if isinstance(adapter, LinearAdapter):
+                self._warn_of_lost_options(adapter)
                 adapter.set_options(self.db.get("head"))
                 adapter.restore_chosen(self.db.get("chosen", None))
+                self._options = adapter.options_set()
             self.stale = False
         self._seen = changes
         return adapter
+
+    def _warn_of_lost_options(self, adapter: LinearAdapter) -> None:
+        """Warn if options were set on the head since it was last up to date, and the store has others."""
+        stored = self.db.get("head")
+        for name, value in adapter.options_set().items():
+            if self._options is not None and value != self._options.get(name) and value != stored[name]:
+                warnings.warn(
+                    f"{name}={value!r}, set on the head of {self.path}, is lost: another handle has written to the store, "
+                    f"and the options in the store count ({name}={stored[name]!r}). Set {name} again",
+                    stacklevel=2,
+                )
 
     def take_options(self, names: Sequence[str]) -> None:
         """Set these options of the head, and its choices from data, to the values in the store."""
@@ -152,7 +168,7 @@ class LiveHead:
 
     def discard_options(self) -> None:
         """Read the store's options again at the next use, because the last change may not have been written."""
-        self._seen = -1
+        self._seen, self._options = -1, None
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
@@ -233,6 +249,8 @@ class LiveHead:
         """Write the head's options and the choices made from data, inside a transaction."""
         for name, value in self.changed_options().items():
             self.db.put(name, value)
+        if isinstance(self.adapter, LinearAdapter):
+            self._options = self.adapter.options_set()
 
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
@@ -273,8 +291,10 @@ class LiveHead:
             return
         changed: dict[str, Any] = {}
         try:
-            if self.db.changes() == self._seen:  # otherwise another process has written, and its options count
+            if self.db.changes() == self._seen:
                 changed = self.changed_options()
+            elif isinstance(self.adapter, LinearAdapter):  # another process has written, and its options count
+                self._warn_of_lost_options(self.adapter)
             with self.db.transaction():
                 if changed and self.db.changes() == self._seen:
                     self.save_options()

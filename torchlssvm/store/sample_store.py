@@ -355,9 +355,9 @@ class SampleStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[None]:
-        """Read one position consistently while other processes write: ``with store.view(): ...``.
+        """Return a context (``with store.view():``) that reads one position consistently while other processes write.
 
-        Inside the block you cannot write. Other threads wait, and no other process can finish a compaction.
+        Inside the context you cannot write. Other threads wait, and no other process can finish a compaction.
         """
         return self._db.view()
 
@@ -555,9 +555,10 @@ class SampleStore:
         place: dict[str, int] = {}
         scores = [torch.zeros(0, head.num_classes, dtype=torch.float64, device=head.device)]
         labels = [torch.zeros(0, dtype=torch.int64, device=head.device)]
-        # Class weights that follow the counts need a solve for each class in each batch, so batches are large then: 128 MB.
-        follows = isinstance(getattr(head, "class_weight", None), str)
-        size = max(ROWS_PER_BATCH, 2**24 // head.in_features if follows else 0)
+        # Weights that follow the counts, or are for several labels, need solves in each batch, so batches are large: 128 MB.
+        weight = getattr(head, "class_weight", None)
+        solves = isinstance(weight, str) or (weight is not None and targets_of(head) == "multilabel")
+        size = max(ROWS_PER_BATCH, 2**24 // head.in_features if solves else 0)
         options = {"pairs": pairs} if head.multiclass == "ovo" else {}
         for rows, numbers in self._grouped_batches(groups, size):
             x, y = rows.x.to(head.device), rows.y.to(head.device)
@@ -573,7 +574,9 @@ class SampleStore:
         if groups is None:
             yield from ((rows, None) for rows in self.batches(size))
             return
-        if not isinstance(groups, Mapping) and groups != "subject":
+        if isinstance(groups, Mapping):
+            groups = {check_text(i, "an id"): group for i, group in groups.items()}
+        elif groups != "subject":
             raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
         members: dict[Any, list[str]] = {}
         for ids, subjects in self.table.names():
@@ -591,7 +594,7 @@ class SampleStore:
     def label_errors(self, groups: Groups = None) -> LabelErrors:
         """Rank samples by how suspicious their labels are. Inspect them, then call ``apply(found.events(10))``.
 
-        ``groups``: see :meth:`leave_one_out`.
+        Pass ``groups`` as for :meth:`leave_one_out`.
         """
         ids, scores, labels = self.leave_one_out("least", groups)
         labels = labels.bool() if self.head.targets == "multilabel" else labels

@@ -85,7 +85,7 @@ class NetChange:
     def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Note samples that the head must no longer hold.
 
-        Samples added in the same call are dropped from the additions instead.
+        Samples added in the same call are dropped from the additions and not removed.
         """
         self.relabels_only = False
         held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]

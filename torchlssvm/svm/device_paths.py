@@ -18,7 +18,7 @@ NO_VALUES = np.zeros(0)
 
 
 def used_for(rows: KernelRows) -> bool:
-    """Tell whether machines with these kernel rows move on the device."""
+    """Return True if machines with these kernel rows move on the device."""
     gram = rows.gram
     return gram.device.type != "cpu" and 0 < gram.capacity <= 8192  # the whole kernel matrix on the device: 512 MiB
 

@@ -205,7 +205,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all samples."""
         self._reset_state(self.device)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ class IncrementalSVM(nn.Module):
         return self.update(add=(x, y, weight), method=method)
 
     def remove(self, ids: Any, method: str = "auto") -> IncrementalSVM:
-        """Unlearn samples by the ids that ``add`` returned."""
+        """Unlearn samples by the ids that ``add`` returned. ``method`` is that of :meth:`add`."""
         self.update(remove=ids, method=method)
         return self
 
@@ -514,7 +514,7 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def solutions(self, C: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return the solution for each of several C, e.g. to choose C; the machine does not change.
+        """Return the solution for each of several values of C, e.g. to choose C. The machine does not change.
 
         On a device other than the CPU, all solutions are computed together.
 

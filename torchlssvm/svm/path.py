@@ -177,7 +177,7 @@ class Walk:
     # -- an empty margin set -------------------------------------------------------------------------------------------
 
     def needs_margin_vector(self) -> bool:
-        """Tell whether S is empty and the moving coefficients do not balance each other, so that only b can move."""
+        """Return True if S is empty and the moving coefficients do not balance each other, so that only b can move."""
         return abs(self.balance) > self.balanced_within and not len(self.margin)
 
     def shift_b(self) -> int:

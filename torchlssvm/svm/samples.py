@@ -62,7 +62,7 @@ class Samples:
             setattr(self, name, row)
 
     def has_both_classes(self) -> bool:
-        """Tell whether each label has samples with u > 0. Otherwise, every alpha is 0."""
+        """Return True if each label has samples with u > 0. Otherwise, every alpha is 0."""
         y = self.y * (self.u > 0)
         return bool(y.max(initial=0.0) > 0.0 > y.min(initial=0.0))
 

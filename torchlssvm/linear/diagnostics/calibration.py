@@ -77,7 +77,7 @@ class Calibration:
 
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
-        """Undo :meth:`describe`; ValueError if the values have another length. values: (m,)."""
+        """Restore a calibration from :meth:`describe` and values (m,). Raises ValueError if the length does not match."""
         checks.one_of(description["method"], "calibration", CALIBRATION_METHODS)
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):

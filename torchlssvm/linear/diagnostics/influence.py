@@ -54,6 +54,7 @@ def influence(
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
     check_question(what, on, y_val, y_new)
     view.require_least_squares("influence")
+    view.require_shared("influence")
     change = _change(view, x, y, what, y_new, weight, groups)
     change.check_rest(view.n)
     features = other_features(view, x_val)

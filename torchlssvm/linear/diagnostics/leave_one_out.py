@@ -40,6 +40,12 @@ def leave_one_out(
         change = check_samples(view, x, y, weight, groups)
         checks.one_of(pairs, "pairs", tuple(PAIR_RULES))
         change.check_rest(view.n)
+    if view.by_label:
+        each = [
+            leave_one_out(view.of_label(k), x, (change.y[:, k] < 0).long(), weight, groups, "least")[:, 0]
+            for k in range(view.num_classes)
+        ]
+        return torch.stack(each, 1)
     J, whole = view.in_features, groups is not None or view.multiclass == "ovo"  # else rows are shared out
     with threads_for(max(J**3, 2.0 * whole * len(change) * J**2)):
         if view.rule == "lda":

@@ -61,6 +61,14 @@ def rho_path(
     samples = None if x is None else check_all(view, x, y, weight)
     check_question(view, method, samples, score)
     values = check_values(rhos, view)
+    if view.by_label:
+        labels = [None] * view.num_classes if samples is None else (samples.y < 0).long().unbind(1)
+        each = [
+            rho_path(view.of_label(k), values, method, x, labels[k], weight, ids).errors
+            for k in range(view.num_classes)
+        ]
+        errors = torch.stack(each).mean(0)
+        return RhoPath(best_of(values, errors), values, errors, None, method)
     if method == "gcv":
         errors, dof = gcv_errors(parts, values)
         return RhoPath(best_of(values, errors), values, errors, dof, method)

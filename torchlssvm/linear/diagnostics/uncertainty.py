@@ -40,8 +40,11 @@ def calibrate_on(
             labels = checks.targets(y, scores, head.num_classes, head.targets)[0]
         else:
             labels = check_labels(head, y, len(scores), "y")
-        times = checks.weights(weight, scores)
-        made = fit(scores, labels, torch.ones_like(scores[:, 0]) if times is None else times, method)
+        times = torch.ones_like(scores[:, 0]) if weight is None else checks.weights(weight, scores)
+        assert times is not None
+        # Fractions are shares of a sample, not a smaller number of samples: a fit takes the total weight for that number.
+        times = times * ((times > 0).sum() / times.sum()).clamp(min=1.0)
+        made = fit(scores, labels, times, method)
         head._choices.record_calibration(replace(made, grouped=grouped))
 
 
@@ -52,7 +55,8 @@ def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
     """
     with head._lock, torch.inference_mode(False), torch.no_grad():
         view = head._view()
-        system = Problem(view).solved(None) if view.multiclass == "ovo" else view.system
+        shared = view.multiclass == "ovr" and not view.by_label
+        system = view.system if shared else Problem(view).solved(None)
         parts = checks.features(x, view.in_features, view.device).split(WHITENED_ROWS)
         rows = (system_rows(view, other_features(view, part), 1.0) for part in parts)
         g = torch.cat([system.leverages(system.centred(part)) for part in rows])
@@ -69,6 +73,7 @@ def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
     with head._lock, torch.inference_mode(False), torch.no_grad():
         view = head._view()
         view.require_least_squares("uncertainty")
+        view.require_shared("uncertainty")
         if view.multiclass == "ovo":
             raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
         g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()

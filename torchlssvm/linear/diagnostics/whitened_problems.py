@@ -19,7 +19,7 @@ from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.discriminant_rule import resolve_rule
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.row_scale import RowScale
-from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets
+from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, weighted_labels
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
@@ -101,6 +101,24 @@ class HeadView:
     def system(self) -> Whitened:
         """The shared system, whitened: from the factor of the last solve if there is one, otherwise from a new solve."""
         return self.solver.whitened() or Problem(self).solved(class_weights(self.options.class_weight, self.counts))
+
+    @property
+    def by_label(self) -> bool:
+        """True if each label has a system of its own."""
+        return weighted_labels(self.statistics, self.options)
+
+    def of_label(self, label: int) -> HeadView:
+        """One label as a pair of classes: samples with it (0) against those without it (1)."""
+        mine = slice(label, label + 1)
+        stats, options = self.statistics.of_label(label), self.options.of_label(label)
+        return HeadView("ovo", options, stats, self.solver, self.w[:, mine], self.b[mine])
+
+    def require_shared(self, name: str) -> None:
+        """Raise ValueError if each label has a system of its own."""
+        if self.by_label:
+            raise ValueError(
+                f'{name} does not support class_weight with targets="multilabel": set class_weight to None'
+            )
 
     @property
     def rule(self) -> str:
