@@ -148,7 +148,9 @@ class HostFacts(NamedTuple):
         if self.labels is not None:
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= K:
-                raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
+                raise ValueError(
+                    f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K}); add_classes adds classes"
+                )
         elif not np.isfinite(self.largest_y).all():  # type: ignore[arg-type]
             if stats.targets == "multilabel":
                 checks.raise_not_binary(y)
