@@ -110,6 +110,7 @@ class Service:
         key: Path | None = None,
         suppression_list: Path | None = None,
         readonly: bool = False,
+        fingerprint: str | None = None,
     ):
         self.outbox, self.key, self.readonly = outbox, key, readonly
         self.thread = ThreadPoolExecutor(1, "store")
@@ -127,7 +128,7 @@ class Service:
         else:
             self.lock = lock_for_writing(store)
             outbox.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.store = SampleStore(store, suppression_list=suppression_list)
+            self.store = SampleStore(store, suppression_list=suppression_list, fingerprint=fingerprint)
             self.publish()
             self.catch_up()
             if suppression_list is not None and self.store.use_suppression_list(suppression_list):
@@ -419,6 +420,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--outbox", type=Path, required=True, help="folder of certificates and receipts")
     parser.add_argument("--key", type=Path, help="private key that signs certificates")
     parser.add_argument("--suppression-list", type=Path, help="needs its key in TORCHLSSVM_SUPPRESSION_KEY")
+    parser.add_argument("--fingerprint", help="of the network whose features clients send; see torchlssvm stats STORE")
     parser.add_argument("--readonly", action="store_true", help="predictions only, beside a process that writes")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
@@ -432,7 +434,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"set {', '.join(missing)} in the environment, e.g. export {missing[0]}=$(openssl rand -hex 24)")
     try:
         RoleCheck(tokens)
-        service = Service(o.store, o.outbox, key=o.key, suppression_list=o.suppression_list, readonly=o.readonly)
+        service = Service(
+            o.store,
+            o.outbox,
+            key=o.key,
+            suppression_list=o.suppression_list,
+            readonly=o.readonly,
+            fingerprint=o.fingerprint,
+        )
     except (StoreError, ValueError, OSError) as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
     now, does = service.published, "predictions only" if o.readonly else "learns and erases"

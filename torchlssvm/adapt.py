@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torchlssvm.linear.labelled_batches import to_device, unpack
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import ADAPTED_NOTE
+from torchlssvm.store.erasure.requests import name_list
 
 __all__ = ["Adaptation", "adapt"]
 
@@ -52,7 +53,7 @@ class Adaptation:
         def merged(known: Any) -> dict[str, list[str]]:
             known = known or {"ids": [], "subjects": []}
             given = {"ids": self.ids, "subjects": self.subjects}
-            return {part: sorted({*known[part], *names}) for part, names in given.items()}
+            return {part: sorted(name_list([*known[part], *names], part)) for part, names in given.items()}
 
         store.update_note(ADAPTED_NOTE, merged)
 

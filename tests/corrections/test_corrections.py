@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchlssvm import KernelLSSVM, LSSVMHead
 from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
 from torchlssvm.corrections.head_samples import hash_samples
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
@@ -176,6 +178,23 @@ def test_with_a_store_subjects_do_and_nothing_is_carried(tmp_path: Path) -> None
         assert [(o.kind, o.samples) for o in followed] == [("remove", 1)]
         keep[3] = False
         assert corrector.head.digest() == truth(X[keep], y[keep]).digest()
+
+
+def test_waiting_events_keep_their_order_if_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**9, 0, -1))
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    for label in (1, 2, 0):
+        with SampleStore(tmp_path / "s", head=head()) as store:
+            corrector = Corrector(store.head, store, SeenSamples(store))
+            statuses = corrector.apply([Relabel(ids=["late"], y=[label]), Relabel(ids=["late"], y=[2 - label])])
+            assert [o.status for o in statuses] == ["waiting", "waiting"]
+    with SampleStore(tmp_path / "s") as store:
+        corrector = Corrector(store.head, store, SeenSamples(store))
+        assert [int(waiting.event.y) for waiting in corrector.queue] == [1, 1, 2, 0, 0, 2]
+        corrector.learn([Add(ids=["late"], x=X[:1], y=[0])])
+        assert store.get(["late"]).y.tolist() == [2]
 
 
 def test_without_a_store_subjects_cannot_be_known() -> None:

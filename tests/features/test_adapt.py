@@ -55,8 +55,8 @@ def test_what_is_recorded_stays(tmp_path: Path):
     model, seen = adapted()
     clf = attach(model, 3, layers="blocks", store=tmp_path)
     seen.record(clf.store)
-    Adaptation(("x",), ("z",)).record(clf.store)
-    assert clf.store.note("adapted") == {"ids": ["0", "1", "2", "3", "x"], "subjects": ["a", "z"]}
+    Adaptation(("x", "Zoe\u0308"), ("z",)).record(clf.store)
+    assert clf.store.note("adapted") == {"ids": ["0", "1", "2", "3", "Zo\u00eb", "x"], "subjects": ["a", "z"]}
 
 
 def test_samples_of_nobody_are_refused():

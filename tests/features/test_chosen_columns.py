@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchlssvm import AttachedClassifier, attach
+from torchlssvm import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.adapt import Adaptation
 from torchlssvm.cli import main
+from torchlssvm.errors import NotForgottenError, SuppressedError
 from torchlssvm.linear.column_selection import Selection, select, select_groups
-from torchlssvm.store import SampleStore
+from torchlssvm.store import SampleStore, new_suppression_key
 
 N = 48
 Y = torch.arange(N) % 3
@@ -118,6 +120,27 @@ def test_a_choice_has_a_store_of_its_own(tmp_path: Path, kind: str) -> None:
     never = type(small.head)(len(columns), 3, grid=small.head.grid).add(clf.store.get(IDS).x[rest][:, columns], Y[rest])
     assert again.head.digest() == never.digest()
     again.store.close()
+
+
+def test_a_copy_keeps_list_adapted_samples_and_calibration(tmp_path: Path) -> None:
+    key = new_suppression_key(tmp_path / "key")
+    head = LSSVMHead(3, 3, grid=4.0)
+    store = SampleStore(tmp_path / "wide", head, suppression_list=tmp_path / "list", suppression_key=str(key))
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+    clf = attach(nn.Identity(), 3, head, in_features=3, store=store)
+    clf.add(x, Y, ids=IDS, subjects=SUBJECTS)
+    store.calibrate("temperature", keep=True, groups="subject")
+    Adaptation((), ("user-1",)).record(store)
+    store.erase(request=store.requests.open("user-2").id, receipt=tmp_path / "receipt")
+    small = clf.restrict([0, 2], store=tmp_path / "small")
+    assert torch.equal(small.predict_proba(x).argmax(1), small.predict(x))
+    gone = [i for i, subject in enumerate(SUBJECTS) if subject == "user-2"]
+    with pytest.raises(SuppressedError):
+        small.add(x[gone], Y[gone], ids=[IDS[i] for i in gone])
+    done = small.remove(subject="user-1")
+    assert torch.equal(small.predict_proba(x).argmax(1), small.predict(x))
+    with pytest.raises(NotForgottenError):
+        small.store.certificate(done.event_id)
 
 
 def test_a_copy_keeps_the_grid_and_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,24 @@ def test_what_cannot_be_learned_and_is_to_be_removed_counts_as_arrived(tmp_path:
         run(tmp_path / "other", events[1:2], train=data)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_names_in_another_form_of_unicode_are_the_same_names(tmp_path: Path, stored: bool) -> None:
+    ids = [f"e\u0301-{i}" for i in range(8)]  # decomposed, as file names are on macOS
+    learner = Learner(module().head)
+    if stored:
+        learner.open(str(tmp_path / "store"), torch.nn.Identity())
+    assert learner.learn(X[:8], Y[:8], ids, None) == 0
+    assert ids[3] in learner.seen
+    assert "\u00e9-3" in learner.seen
+    learner.corrector.apply([Remove(ids=[ids[3]], x=X[3:4], y=Y[3:4])])
+    assert learner.learn(X[:8], Y[:8], ids, None) == 8
+    learner.corrector.apply([Remove(ids=["\u00e9-9"], x=X[8:9], y=Y[8:9])])
+    assert learner.learn(torch.full_like(X[8:9], torch.nan), Y[8:9], ["e\u0301-9"], None) == 0
+    keep = [0, 1, 2, 4, 5, 6, 7]
+    assert learner.head.digest() == truth(X[keep], Y[keep]).digest()
+    learner.close()
+
+
 def test_what_was_erased_on_request_counts_as_arrived(tmp_path: Path) -> None:
     new_suppression_key(tmp_path / "key")
     listed = {"suppression_list": str(tmp_path / "list"), "suppression_key": str(tmp_path / "key")}

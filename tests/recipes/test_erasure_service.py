@@ -105,6 +105,16 @@ def client(recipe: Any, options: dict[str, Any]) -> Iterator[TestClient]:
         yield client
 
 
+def test_features_of_a_network_need_its_fingerprint(recipe: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    options["store"] = tmp_path / "bound"
+    SampleStore(options["store"], head=LSSVMHead(3, 2, grid=8.0), fingerprint="network-1").close()
+    body = {"ids": ["a"], "x": [[1, 2, 3]], "labels": [0], "subjects": ["u"]}
+    for fingerprint, status in ((None, 422), ("network-1", 200)):
+        with TestClient(make_app(recipe, options | {"fingerprint": fingerprint})) as client:
+            answer = client.post("/samples", json=body, headers={"Authorization": f"Bearer {TOKENS['writer']}"})
+            assert answer.status_code == status
+
+
 def finished(client: Any, request: str, seconds: float = 60.0) -> dict[str, Any]:
     """The state of a request once it is answered."""
     end = time.monotonic() + seconds

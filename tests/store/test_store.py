@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, MarginHead, RemovalError
+from torchlssvm.distributed import Delta
+from torchlssvm.distributed import merge as merge_deltas
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
@@ -732,3 +734,12 @@ def test_following_an_erasure_reads_the_sums_that_the_writer_published(tmp_path:
             assert head.n == n - 1
             assert head.digest() == writer.head.digest()
             assert reads == []
+
+
+def test_sums_of_others_are_not_merged_into_the_head_of_a_store(store: SampleStore) -> None:
+    other = LSSVMHead.from_config(store.head.config())
+    before = store.head.digest()
+    for merge in (store.head.merge, lambda head: merge_deltas(store.head, Delta.take(head))):
+        with pytest.raises(StoreError, match=r"store\.apply"):
+            merge(other)
+    assert store.head.digest() == before

@@ -215,7 +215,7 @@ def is_finished(options: argparse.Namespace) -> bool:
 
 @command(
     "set",
-    "Change options of the head: rho and class weights.",
+    "Change rho or the class weights, or add classes (--add-classes).",
     option(
         "--rho",
         type=rho,

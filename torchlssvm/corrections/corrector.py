@@ -101,7 +101,7 @@ class Corrector:
 
         In a run, an event for a sample that has not arrived waits, and so do later events that name the same sample.
         """
-        given = [WaitingEvent(event) for event in events]
+        given = [self.queue.new(event) for event in events]
         for waiting in given:
             if waiting.event.event_id in self.queue:
                 waiting.outcome = second_outcome(waiting.event, self.queue[waiting.event.event_id].event)

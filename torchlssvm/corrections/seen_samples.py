@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchlssvm.errors import StoreError
+from torchlssvm.events import check_text
 from torchlssvm.files import replacement
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash
@@ -54,7 +55,7 @@ class SeenSamples:
             self._read(store)
 
     def _hash(self, sample_id: str) -> bytes:
-        return id_hash(sample_id, self.key)
+        return id_hash(check_text(sample_id, "an id"), self.key)
 
     def new(self, ids: Sequence[str]) -> list[int]:
         """Return the indices of the ids that were not seen before, each id once."""

@@ -7,11 +7,9 @@ Use ``torchlssvm drop`` to drop an event that can never be applied.
 
 from __future__ import annotations
 
-import itertools
 import secrets
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -24,9 +22,6 @@ __all__ = ["EventOutcome", "EventStatus", "WaitingEvent", "WaitingEvents", "drop
 
 WAITING_NOTE_PREFIX = "waiting/"
 """Names of the notes begin with this."""
-
-NOTE_COUNTER = itertools.count()
-"""Orders notes of this process that are made within one tick of the clock."""
 
 Name = tuple[str, str]
 """("id", a sample's id) or ("subject", whose it is)."""
@@ -66,18 +61,13 @@ class EventOutcome:
         return cls(event.event_id, event.kind, 0, EventStatus.REFUSED, f"{type(error).__name__}: {error}")
 
 
-def new_note() -> str:
-    """Create a unique name that sorts after all earlier names. It consists of the time, a counter and a random number."""
-    return f"{WAITING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
-
-
 @dataclass(eq=False)
 class WaitingEvent:
     """An event in the queue. ``on_watch`` means that it was applied and waits for more samples of its subject."""
 
     event: Event
     on_watch: bool = False
-    note: str = field(default_factory=new_note)
+    note: str = ""
     outcome: EventOutcome | None = None
     """Its last outcome; None while it waits. Not saved."""
 
@@ -132,8 +122,10 @@ class WaitingEvents:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self._events: dict[str, WaitingEvent] = {}
+        self._last = 0  # the number in the name of the last note
         for note, saved in ({} if store is None else store.notes(WAITING_NOTE_PREFIX)).items():
             try:
+                self._last = int(note.removeprefix(WAITING_NOTE_PREFIX).partition("-")[0])
                 self.insert(WaitingEvent(from_primitives(saved["event"]), saved["on_watch"], note))
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"a waiting event of {store and store.path} cannot be read: {error}") from None
@@ -154,6 +146,11 @@ class WaitingEvents:
     def unanswered(self) -> list[WaitingEvent]:
         """Events that were never applied."""
         return [p for p in self if not p.on_watch]
+
+    def new(self, event: Event) -> WaitingEvent:
+        """Prepare an event for the queue. The name of its note is unique and sorts after all earlier names."""
+        self._last += 1
+        return WaitingEvent(event, note=f"{WAITING_NOTE_PREFIX}{self._last:020d}-{secrets.token_hex(4)}")
 
     def insert(self, waiting: WaitingEvent) -> None:
         """Append an event to the queue. An event that is already in the queue keeps its place."""

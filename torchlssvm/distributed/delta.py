@@ -299,6 +299,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         )
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
+        head._refuse_in_store("hold the samples themselves: add them by store.apply(Add(...))")
         names = [name for delta in deltas for name in delta.names]
         for delta in deltas:
             check_delta(head, delta, mine)

@@ -13,7 +13,7 @@ from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.head_samples import HeadSamples
 from torchlssvm.corrections.seen_samples import SeenSamples, begin_run, may_have_forgotten, resume_run
-from torchlssvm.events import Add
+from torchlssvm.events import Add, check_text
 from torchlssvm.features.description import describe_network
 from torchlssvm.lightning import ranks
 from torchlssvm.sample_adapter import SampleAdapter
@@ -132,6 +132,10 @@ class Learner:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
             )
+        if ids is not None:
+            ids = [check_text(i, "an id") for i in ids]
+        if subjects is not None:
+            subjects = [None if s is None else check_text(s, "subject") for s in subjects]
         parts = [(x, y, ids, subjects)]
         if self.shared_out or not ranks.are_several():
             return self._learn(parts)

@@ -477,6 +477,11 @@ class LinearHead(nn.Module):
         """Replace samples held with others. Pass ``ids`` if the head has folds."""
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
+    def _refuse_in_store(self, what: str) -> None:
+        """Raise StoreError if the head belongs to a store, which would not know of a change to the head alone."""
+        if self._keeper is not None:
+            raise StoreError(f"this head belongs to a store, which must {what} instead. Nothing was changed.")
+
     def merge(self, other: Self) -> Self:
         """Add everything the other head has learned. Both heads must have the same shapes and the same grid."""
         return self._merge(other, 1)
@@ -491,6 +496,7 @@ class LinearHead(nn.Module):
 
     @exactly
     def _merge(self, other: Self, sign: int) -> Self:
+        self._refuse_in_store("hold the samples themselves: add them by store.apply(Add(...))")
         alike = isinstance(other, type(self)) or isinstance(self, type(other))
         if not (isinstance(other, LinearHead) and alike):
             raise ValueError(f"can only merge with another {type(self).__name__}, got {type(other).__name__}")
@@ -512,11 +518,7 @@ class LinearHead(nn.Module):
 
         With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
-        if self._keeper is not None:
-            raise StoreError(
-                "this head belongs to a store, which must record new classes: call store.add_classes([...]) instead. Nothing "
-                "was changed."
-            )
+        self._refuse_in_store("record new classes: call store.add_classes([...])")
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
         checks.natural(k, "k")

@@ -18,10 +18,10 @@ from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.kinds import HEAD_KINDS
-from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE, Database
+from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, SETTINGS_NOTE, Database
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
-from torchlssvm.store.sample_store import SampleStore
+from torchlssvm.store.sample_store import CALIBRATE_RECORD, SampleStore
 from torchlssvm.store.transaction import EventResult
 
 
@@ -91,16 +91,32 @@ class AttachedSamples:
         return 0 if event is None else self.store.apply(event, recalibrate=not more).samples
 
     def copy(self, source: SampleStore, columns: Tensor, head: Any) -> None:
-        """Copy all samples of a store with some columns (k,) of their features, and the grid and choices of ``head``."""
+        """Copy all samples of a store with some columns (k,) of their features, and the grid and choices of ``head``.
+
+        The copy uses the suppression list of the store, knows the samples that the network was trained on, and keeps a
+        calibration if the store does.
+        """
+        listed, known = self.store.suppression, source.suppression
+        listed.choice, listed._given = known.choice, known._given
         if head.statistics.exact:
             grids = head.statistics.choices
             self.store.head.statistics.decide(grids.kind, grids.grid, grids.target_grid)
         with source.view():
+            if known.path is not None:
+                self.store.use_suppression_list(known.path)
+            adapted, calibrated = source.note(ADAPTED_NOTE), source._db.get(CALIBRATE_RECORD, None)
+            if adapted is not None:
+                self.store.set_note(ADAPTED_NOTE, adapted)
             for rows in source.batches():
                 self.add(rows.x[:, columns], rows.y, rows.ids, rows.subjects, more=True)
             if source.classes:
                 self.store.name_classes(source.classes)
-        self.store._set_option(lambda mine: mine._choices.made.update(head._choices.made), choose_rho=False)
+
+        def take_choices(mine: Any) -> None:
+            mine._choices.made.update(head._choices.made)
+            self.store._db.put(CALIBRATE_RECORD, calibrated)
+
+        self.store._set_option(take_choices, choose_rho=False)
 
     def remove(self, ids: Any, subject: Any, receipt: Any = None) -> EventResult | list[EventResult]:
         """Remove samples by id, or all samples of one or more subjects. If a receipt is requested, it is written first."""
