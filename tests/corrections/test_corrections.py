@@ -348,3 +348,24 @@ def test_a_file_that_was_replaced_by_a_longer_one_is_read_from_its_start(tmp_pat
     path.write_text("".join(line(Remove(ids=[name])) for name in ("b", "c", "d")))
     assert source.cursor < path.stat().st_size
     assert [item.event.ids for item in source.read(10) if item.event] == [("b",), ("c",), ("d",)]
+
+
+@pytest.mark.parametrize("run", ["goes on", "was killed"])
+def test_compaction_deletes_the_name_of_a_watched_subject(tmp_path: Path, run: str) -> None:
+    """A run that goes on still removes the later samples of the subject."""
+    x, y = torch.rand(6, J), torch.arange(6) % K
+    store = SampleStore(tmp_path / "store", head=head())
+    corrector = Corrector(store.head, store, SeenSamples(store))
+    corrector.learn([Add(ids=list("abcd"), x=x[:4], y=y[:4], subject=["alice.smith", "bob", "alice.smith", "bob"])])
+    corrector.apply([Remove(subject="alice.smith", event_id="E1")])
+    if run == "was killed":
+        store.close()
+        store = SampleStore(tmp_path / "store")
+    store.compact()
+    if run == "goes on":
+        corrector.learn([Add(ids=["e", "f"], x=x[4:], y=y[4:], subject=["alice.smith", "bob"])])
+        assert sorted(store.find(subject="bob")) == ["b", "d", "f"]
+        assert store.find(subject="alice.smith") == []
+        store.compact()
+    store.close()
+    assert not [p.name for p in store.path.iterdir() if b"alice" in p.read_bytes()]

@@ -36,6 +36,13 @@ def new_head() -> LSSVMHead:
     return LSSVMHead(J, 2, grid=FixedPoint(8.0))
 
 
+def nested(levels: int) -> list[object]:
+    out: list[object] = []
+    for _ in range(levels):
+        out = [out]
+    return out
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SampleStore]:
     with SampleStore(tmp_path / "store", head=new_head()) as opened:
@@ -322,3 +329,32 @@ def test_compaction_removes_files_that_a_crash_left(store: SampleStore, name: st
     store.apply(Remove(subject="u42"))
     store.compact()
     assert not (store.path / name).exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, {1: 2, "1": 3}, {"a": {1, 2}}, nested(40)])
+def test_a_note_that_is_not_json_is_refused(store: SampleStore, value: object) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        store.set_note("score", value)
+    with pytest.raises(ValueError, match="JSON"):
+        store.apply(Remove(subject="u42"), notes={"score": value})
+    assert (store.notes(), len(store)) == ({}, N)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.requests.open("u42", received=5),
+        lambda store: store.requests.open("u42", received="0001-01-01T00:00:00+23:00"),
+        lambda store: store.add_classes(10**12),
+        lambda store: store.leave_one_out(groups={IDS[0]: [1]}),
+        lambda store: store.opening("x"),
+        lambda store: store.opening(99),
+        lambda store: store.batches(0),
+        lambda store: store.batches(-1),
+    ],
+)
+def test_wrong_arguments_are_named(store: SampleStore, ask: Callable[[SampleStore], object]) -> None:
+    before = store.position, store.head.num_classes
+    with pytest.raises(ValueError, match=r"must be|is a text|at most"):
+        ask(store)
+    assert (store.position, store.head.num_classes) == before

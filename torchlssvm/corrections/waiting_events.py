@@ -2,6 +2,7 @@
 
 A waiting event contains the plain ids of its samples, because it has to recognise them. If there is a store, each waiting event
 is a note in the store. The transaction that applies the event deletes the note, and the next compaction removes its last trace.
+An event on watch keeps its note until the run ends, so that a run that was killed can be resumed, or until a compaction.
 Use ``torchlssvm drop`` to drop an event that can never be applied.
 """
 
@@ -17,11 +18,9 @@ from typing import Any
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import WAITING_NOTE_PREFIX
 
 __all__ = ["EventOutcome", "EventStatus", "WaitingEvent", "WaitingEvents", "drop_waiting"]
-
-WAITING_NOTE_PREFIX = "waiting/"
-"""Names of the notes begin with this."""
 
 Name = tuple[str, str]
 """("id", a sample's id) or ("subject", whose it is)."""
@@ -162,8 +161,13 @@ class WaitingEvents:
 
     def was_dropped(self, waiting: WaitingEvent) -> bool:
         """True if another process has dropped an event of the queue. The event is then removed from the queue."""
-        if waiting.event.event_id not in self or self.store is None or self.store.note(waiting.note) is not None:
+        event_id = waiting.event.event_id
+        if event_id not in self or self.store is None or self.store.note(waiting.note) is not None:
             return False
+        if waiting.on_watch:  # the note may have been removed by a compaction, which does not end the watch of this run
+            recorded = self.store.recorded_id(event_id)
+            if any(entry.event_id == recorded for entry in self.store.history()[: self.store.compacted]):
+                return False
         self.remove(waiting)
         return True
 

@@ -82,6 +82,10 @@ def class_numbers(y: Any, classes: Sequence[str] | None, targets: str = "classes
     return numbers[0] if isinstance(y, str) else numbers
 
 
+MOST_CLASSES = 2**24
+"""Classes that a head may have after more were added: with one feature, it then takes about a gigabyte."""
+
+
 def more_classes(more: Any, names: Sequence[str] | None, K: int) -> tuple[int, list[str] | None]:
     """The number of classes to add to K classes, and the names of all classes then; None if no class has a name.
 
@@ -97,6 +101,8 @@ def more_classes(more: Any, names: Sequence[str] | None, K: int) -> tuple[int, l
     count = int(more) if new is None else len(new)
     if count < 1:
         raise ValueError(f"give one or more classes to add, got {more!r}")
+    if K + count > MOST_CLASSES:
+        raise ValueError(f"a head has at most {MOST_CLASSES} classes; {K} and {count} more were asked for")
     if new is None and not names:
         return count, None
     digits = [str(label) for label in range(K + count)]

@@ -43,6 +43,9 @@ SETTINGS_NOTE = "cli"
 ADAPTED_NOTE = "adapted"
 """The note with the ids and subjects of the samples that the network was trained on."""
 
+WAITING_NOTE_PREFIX = "waiting/"
+"""Names of the notes of events that wait for samples, or watch their subject, begin with this."""
+
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -23,6 +24,7 @@ from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.receipt import ErasureReceipt
+from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, SuppressedWarning, TorchLSSVMError
 from torchlssvm.events import (
     CPU,
@@ -48,7 +50,7 @@ from torchlssvm.linear.labelled_batches import class_numbers, more_classes
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
-from torchlssvm.store.database import NOTE_PREFIX, WITNESS_FILE, Database
+from torchlssvm.store.database import NOTE_PREFIX, WAITING_NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import KEY_VARIABLE, Suppression
@@ -396,6 +398,8 @@ class SampleStore:
 
     def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
         """Yield all samples in batches, with features as the head summed them."""
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"size must be an int >= 1, got {size!r}")
         return self.table.batches(size=size)
 
     def get(self, ids: Any) -> StoredRows:
@@ -453,7 +457,7 @@ class SampleStore:
         return self._db.get(NOTE_PREFIX + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
-        """Store a JSON value under a name. Pass None to delete the note.
+        """Store a JSON value under a name. Pass None to delete the note. Raises ValueError if the value is not JSON.
 
         Do not store personal data in notes. The only exception is an event that waits for its samples
         (``corrections.waiting_events``).
@@ -464,8 +468,16 @@ class SampleStore:
         """Set a note to ``change(current value)``, atomically. The current value is None if the note is not set."""
         with self._db.transaction():
             value = change(self.note(name))
-            self._db.put(NOTE_PREFIX + name, value)
+            self._put_note(name, value)
             return value
+
+    def _put_note(self, name: str, value: Any) -> None:
+        """Write a note inside a transaction. ValueError for a value that could not be read again, e.g. NaN."""
+        try:
+            loads(json.dumps(value, sort_keys=True))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the note {name!r} must be a JSON value: {error}. Nothing was changed.") from None
+        self._db.put(NOTE_PREFIX + name, value)
 
     def history(self) -> list[Entry]:
         """Check the hash chain of the journal, and return all events so far, oldest first."""
@@ -577,6 +589,10 @@ class SampleStore:
             return
         if isinstance(groups, Mapping):
             groups = {check_text(i, "an id"): group for i, group in groups.items()}
+            try:
+                set(groups.values())
+            except TypeError as error:
+                raise ValueError(f"a group must be a text, a number or another hashable value: {error}") from None
         elif groups != "subject":
             raise ValueError(f"groups must be 'subject' or a dict from ids to groups; got {groups!r}")
         members: dict[Any, list[str]] = {}
@@ -821,7 +837,7 @@ class SampleStore:
                 if work.erased:
                     self.requests.forget_texts(work.erased)
                 for name, value in (notes or {}).items():
-                    self._db.put(NOTE_PREFIX + name, value)
+                    self._put_note(name, value)
                 if request is not None or keep_receipt:
                     self.receipts.keep(work.done, request)
                 if request is not None:
@@ -1056,6 +1072,7 @@ class SampleStore:
 
         - removes the kept receipts, and raises StoreError if one of them has not been written to a file;
         - replaces the names in requests with commitments, and destroys the keys of commitments to earlier states;
+        - deletes the notes of events that were applied and watch their subject until a run ends;
         - chooses rho again if a rule chooses rho, because erased samples have influenced the old value;
         - renumbers the rows, rewrites the database, empties the log and saves the statistics;
         - removes older snapshots, the ``*.until-compaction`` files of other modules, and unfinished files that a crash left.
@@ -1070,6 +1087,9 @@ class SampleStore:
             with self.live.changing():
                 self.receipts.clear()
                 self.requests.forget_names()
+                for name, note in self.notes(WAITING_NOTE_PREFIX).items():
+                    if isinstance(note, dict) and note.get("on_watch"):  # it was applied, and names the subject
+                        self._put_note(name, None)
                 self._journal.destroy_openings()
                 self.table.renumber()
             self._db.run("VACUUM")
@@ -1198,6 +1218,8 @@ class SampleStore:
         """
         with self.view():
             at = self.position if position is None else position
+            if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= self.position:
+                raise ValueError(f"position must be an integer from 0 to {self.position}; got {position!r}")
             key = self._journal.opening(at)
             return None if key is None else Opening(self._journal.chain_at(at).hex(), key.hex())
 

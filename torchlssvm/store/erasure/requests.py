@@ -439,9 +439,14 @@ def as_time(given: str | datetime | date | None) -> datetime:
             given = datetime.fromisoformat(given.replace("Z", "+00:00"))
         except ValueError:
             raise ValueError(f"not a day or a time such as 2026-05-31 or 2026-05-31T14:00: {given!r}") from None
+    if not isinstance(given, date):
+        raise ValueError(f"a time is a text such as 2026-05-31, a date or a datetime; got {given!r}")
     if not isinstance(given, datetime):
         given = datetime(given.year, given.month, given.day)
-    return given.replace(tzinfo=UTC) if given.tzinfo is None else given.astimezone(UTC)
+    try:
+        return given.replace(tzinfo=UTC) if given.tzinfo is None else given.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"a time must be in the years 1 to 9999 in UTC; got {given.isoformat()}") from None
 
 
 def add_month(day: date) -> date:
