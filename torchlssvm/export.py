@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.features.layer_taps import LayerTaps
 from torchlssvm.features.views import tensor_of
+from torchlssvm.files import refuse_in_store
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
@@ -234,6 +235,8 @@ def export_program(
         example: a batch (B, ...) with B >= 2, or a dict of tokens (B, T). Only shape and type are used, not the values.
         path: file (.pt2) to write the program to.
     """
+    if path is not None:
+        refuse_in_store(path)
     given, shapes = _example(example)
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
     program = torch.export.export(model, (given,), dynamic_shapes=(shapes,))
@@ -249,6 +252,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) ->
     The input is named ``x``. If ``example`` is a dict of tokens, the inputs are named after its keys. ``model`` and
     ``example`` are those of :func:`export_program`.
     """
+    refuse_in_store(path)
     names = list(example) if isinstance(example, Mapping) else ["x"]
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
     torch.onnx.export(
@@ -293,6 +297,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
     """
     from safetensors.torch import save_file
 
+    refuse_in_store(path)
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}

@@ -1,4 +1,4 @@
-"""Write files so that readers see either the old content or the new content, never a part."""
+"""Write files outside stores, so that readers see either the old content or the new content, never a part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DATABASE_FILE = "samples.sqlite"
+"""Every folder with a file of this name is a store."""
+
+
+def holds_store(folder: Path) -> bool:
+    """True if a folder contains the file of a store, readable or not."""
+    return os.path.lexists(folder / DATABASE_FILE)
+
+
+def refuse_in_store(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError if a path is inside a store. Keys, lists, receipts and exports there would be copied with the store."""
+    place = Path(path).resolve()
+    folder = next((folder for folder in (place, *place.parents) if holds_store(folder)), None)
+    if folder is not None:
+        raise ValueError(
+            f"{os.fspath(path)} is inside the store {folder}, which must contain no other files: choose another folder"
+        )
 
 
 def sync_folder(path: Path) -> None:

@@ -32,6 +32,7 @@ from torchlssvm.backbone_hash import module_hash
 from torchlssvm.canonical_json import loads
 from torchlssvm.export import FlatFeatures, NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
 from torchlssvm.features.description import describe_network
+from torchlssvm.files import refuse_in_store
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.attach import AttachedClassifier, Features, NetworkOptions, make_features
@@ -115,6 +116,7 @@ def save_pretrained(
         erased = (entry.position for entry in store.history() if entry.kind == "remove")
         config["erasures"] = sum(position is None or at <= position for at in erased)
     place = Path(folder)
+    refuse_in_store(place)
     place.mkdir(parents=True, exist_ok=True)
     (place / CONFIG_FILE).unlink(missing_ok=True)  # no model until all is written
     (place / STATISTICS_FILE).unlink(missing_ok=True)

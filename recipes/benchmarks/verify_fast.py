@@ -25,10 +25,10 @@ import torch
 
 from torchlssvm import LSSVMHead, cli
 from torchlssvm.events import Add, Remove
+from torchlssvm.files import DATABASE_FILE
 from torchlssvm.functional import gram
 from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store import SampleStore, new_suppression_key
-from torchlssvm.store.database import DATABASE_FILE
 from torchlssvm.store.erasure.suppression import KEY_VARIABLE
 
 BATCH, CLASSES = 1024, 10

@@ -21,6 +21,8 @@ from torchlssvm.distributed.delta import Delta, merge
 from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.linear.column_selection import select, select_groups
 from torchlssvm.linear.diagnostics.uncertainty import leverage, uncertainty
+from torchlssvm.statistics import batch
+from torchlssvm.statistics.sum_check import SumCheck
 
 J, K, N, RHO = 6, 4, 400, 2.0
 GRID = FixedPoint(8.0)
@@ -172,6 +174,25 @@ def test_labels_that_no_sample_has_and_samples_without_labels(grid: FixedPoint |
     head = make(grid=grid).add(X[:3], none)
     assert bool((head(X[:3]) == -1).all())
     assert head.remove(X[:3], none).n == 0
+
+
+def test_many_pairs_are_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make().add(X, Y)
+    monkeypatch.setattr(batch, "PAIR_NUMBERS", 60 * J)
+    assert make().add(X, Y).digest() == whole.digest()
+    assert make().add(X.to_sparse(), Y).digest() == whole.digest()
+    assert make().add(X, Y).remove(X[:300], Y[:300]).digest() == make().add(X[300:], Y[300:]).digest()
+
+
+@pytest.mark.parametrize("group", range(K + 1))
+def test_a_wrong_sum_of_a_label_is_detected(group: int) -> None:
+    stats = make().add(X, Y).statistics
+    check = SumCheck(stats)
+    check.add(X[:250], Y[:250])
+    check.add(X[250:], Y[250:])
+    assert check.failure() is None
+    stats.group_sums()[group][0] += 1  # the sum of squares of the first feature
+    assert check.failure() is not None
 
 
 def test_removals_are_tested_without_row_hashes() -> None:

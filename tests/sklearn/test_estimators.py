@@ -252,6 +252,22 @@ def test_partial_fit_and_unfit_of_kernel_machines(model, classes) -> None:
     assert weights == isinstance(model, IncrementalSVC)
 
 
+@pytest.mark.parametrize("kind", [KernelLSSVMClassifier, IncrementalSVC])
+def test_calls_that_a_kernel_machine_refuses_change_nothing(kind) -> None:
+    X, y = load_iris(return_X_y=True)
+    model = kind(gamma=0.5).fit(X, y)
+    before = model.predict(X)
+    for ids in ([0.5], [True], y == 0, ["0"]):
+        with pytest.raises(ValueError, match="integers"):
+            model.partial_unfit(ids)
+    for options in ({"C": -1.0}, {"gamma": "magic"}, {"class_weight": {"z": 1.0}}, {"class_weight": [1.0, 2.0]}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            model.set_params(**options).fit(X[:, :3], np.array(["c", "b", "a"])[y])
+        model.set_params(C=1.0, gamma=0.5, class_weight=None)
+    np.testing.assert_array_equal(model.predict(X), before)
+    assert len(model.ids_) == 150
+
+
 def test_partial_fit_and_unfit_with_sample_weights() -> None:
     X, y = load_iris(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
@@ -265,6 +281,24 @@ def test_partial_fit_and_unfit_with_sample_weights() -> None:
     svc.partial_fit(X[80:], y[80:], sample_weight=weight[80:]).partial_unfit(svc.ids_[gone])
     truth = SVC(gamma=0.5, tol=1e-10).fit(X[rest], y[rest], sample_weight=weight[rest])
     np.testing.assert_array_equal(svc.predict(X), truth.predict(X))
+
+
+def test_gcv_warns_of_weights_whose_sum_is_not_the_number_of_samples() -> None:
+    X, y = load_breast_cancer(return_X_y=True)
+    wide = np.random.default_rng(0).normal(size=(len(y), 600))
+    halves = np.where(np.arange(len(y)) < 9, 0.0, 0.5)
+    for model, rows in (
+        (LSSVMClassifier(), X),
+        (LSSVMClassifier(), wide),
+        (LSSVMRegressor(alphas="path", selection="gcv"), X),
+    ):
+        with pytest.warns(UserWarning, match="280 for 560 samples"):
+            model.fit(rows, y, sample_weight=halves)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LSSVMClassifier(rho=1.0).fit(X, y, sample_weight=halves)
+        LSSVMClassifier(alphas=[1.0, 10.0]).fit(X, y, sample_weight=halves)
+        LSSVMClassifier().fit(X, y, sample_weight=2.0 * halves)
 
 
 @pytest.mark.parametrize("grid", [None, FixedPoint(16.0)])
@@ -402,6 +436,31 @@ def test_leave_one_out_and_label_errors() -> None:
     np.testing.assert_allclose(regressor.leave_one_out_[9], alone, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("model", "features"),
+    [
+        (LSSVMClassifier(0.5, grid=None), 4),
+        (LSSVMClassifier(0.5, grid=None), 600),
+        (MarginClassifier(0.5, grid=FixedPoint(16.0)), 4),
+    ],
+)
+def test_diagnostics_leave_out_a_sample_with_its_weight(model, features) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    X, weight = rng.integers(-128, 128, (40, features)) / 64 + y[:, None], rng.integers(1, 6, 40)  # X is on the grid
+    weight = weight if isinstance(model, MarginClassifier) else weight / 4
+    model.fit(X, y, sample_weight=weight)
+    scores = model.label_errors(X, y, sample_weight=weight).scores[:, 1].numpy()
+    for i in (0, 17):
+        rest = np.delete(np.arange(40), i)
+        alone = clone(model).fit(X[rest], y[rest], sample_weight=weight[rest])
+        np.testing.assert_allclose(scores[i], alone.decision_function(X[i : i + 1])[0], atol=1e-8)
+        if isinstance(model.head_, LSSVMHead):
+            loss = [np.square(m.decision_function(X) - (2.0 * y - 1.0)).mean() for m in (alone, model)]
+            change = model.influence(X, y, X, y, sample_weight=weight)[i]
+            np.testing.assert_allclose(change, loss[0] - loss[1], atol=1e-8)
+
+
 def test_pairs_are_the_default_where_they_are_cheap() -> None:
     X, y = load_iris(return_X_y=True)
     assert LSSVMClassifier().fit(X, y).multiclass_ == "ovo"
@@ -424,7 +483,7 @@ def test_fit_solves_and_the_same_rows_leave_once() -> None:
     with pytest.raises(RemovalError, match="held with label malignant"):
         model.partial_unfit(X[y == 0][-1:], ["benign"])
     assert model.head_.digest() == before
-    assert LSSVMClassifier().fit(X, y, sample_weight=np.full(len(y), 0.5)).head_.grid is None
+    assert LSSVMClassifier().fit(X, y, sample_weight=np.full(len(y), 1.5)).head_.grid is None
 
 
 @pytest.mark.parametrize("estimator", [LSSVMClassifier, MarginClassifier, KernelLSSVMClassifier, IncrementalSVC])
@@ -446,10 +505,10 @@ def test_class_weights_probabilities_and_label_errors_of_kernel_machines(kind, c
     names = np.array(["a", "b", "c"])[y]
     counts = np.bincount(y)
     model = kind(gamma=0.5, C=2.0, class_weight="balanced").fit(X, names)
-    by_hand = kind(
-        gamma=0.5, C=2.0, class_weight={n: len(y) / (classes * c) for n, c in zip("abc", counts, strict=False)}
-    )
-    np.testing.assert_allclose(model.decision_function(X), by_hand.fit(X, names).decision_function(X), atol=1e-6)
+    weights = len(y) / (classes * counts)
+    for given in (dict(zip("abc", weights.tolist(), strict=False)), weights.tolist(), weights):
+        by_hand = kind(gamma=0.5, C=2.0, class_weight=given).fit(X[5:], names[5:]).partial_fit(X[:5], names[:5])
+        np.testing.assert_allclose(model.decision_function(X), by_hand.decision_function(X), atol=1e-6)
     if kind is IncrementalSVC:
         theirs = SVC(C=2.0, gamma=0.5, class_weight="balanced", tol=1e-10).fit(X, names)
         np.testing.assert_array_equal(model.predict(X), theirs.predict(X))
@@ -465,6 +524,15 @@ def test_class_weights_probabilities_and_label_errors_of_kernel_machines(kind, c
     found = kind(gamma=0.5, C=2.0).fit(X, wrong).label_errors()
     assert 3 in found.order[:8].tolist()
     assert (3, wrong[3], names[3]) in found.names()
+
+
+def test_label_errors_of_incremental_svc_with_cyclic_labels() -> None:
+    y = np.arange(100) % 5
+    X = np.random.default_rng(0).normal(size=(100, 5)) + 4.0 * np.eye(5)[y]
+    given = np.r_[(y[:6] + 1) % 5, y[6:]]
+    model = IncrementalSVC().fit(X, given)
+    assert set(model.label_errors().order[:6].tolist()) == set(range(6))
+    assert model.predict_proba(X)[np.arange(100), y].mean() > 0.7
 
 
 def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
@@ -488,6 +556,13 @@ def test_many_classes_on_few_features_are_warned_of_and_a_lift_helps() -> None:
         found = LSSVMClassifier().fit(X[:1500], given).label_errors(X[:1500], given)
     unlifted = find_label_errors(LSSVMHead(12, 30, rho="gcv").add(X[:1500], given), X[:1500], given)
     assert (found.order[:60] < 60).sum() > (unlifted.order[:60] < 60).sum()
+    weight = np.where(given < 15, 0.75, 1.25)
+    with pytest.warns(UserWarning, match="RandomFeatures"):
+        weighted = LSSVMClassifier(calibration=None).fit(X[:1500], given, sample_weight=weight)
+    scores = weighted.label_errors(X[:1500], given, sample_weight=weight).scores
+    random = RandomReLU(12, 2000)(torch.from_numpy(X[:1500]))
+    head = LSSVMHead(2000, 30, rho="gcv", grid=None).add(random, given, weight)
+    np.testing.assert_allclose(scores, head.leave_one_out(random, given, weight), atol=1e-9)
 
 
 def test_maps_and_taps_are_transformers() -> None:

@@ -19,10 +19,12 @@ N, J = 60, 700
 X = RNG.normal(size=(N, J)) * (RNG.random((N, J)) < 0.05)
 Y = np.array(["a", "b", "c"])[np.arange(N) % 3]
 X[:, 0] += 2.0 * (Y == "a")
+X = X.astype(np.float32).astype(np.float64)
 S = sparse.csr_matrix(X)
 FORMS = {
     "dense": X,
     "csr": S,
+    "csr float32": S.astype(np.float32),
     "csc": sparse.csc_matrix(X),
     "torch": torch.from_numpy(X).to_sparse_csr(),
     "torch coo": torch.from_numpy(X).to_sparse(),
@@ -68,6 +70,25 @@ def test_class_and_sample_weights_are_those_of_ridge():
         copies.partial_unfit(X[:1], Y[:1], sample_weight=[2])
     with pytest.raises(ValueError, match="integers"):
         copies.partial_fit(X[:1], Y[:1], sample_weight=[0.5])
+
+
+@pytest.mark.parametrize(
+    ("weight", "parts"), [(1.1, [0.5, 0.6]), (0.3, [0.1] * 3), (1000.1, [1000.0, 0.1]), (1.0, [0.001] * 1000)]
+)
+def test_a_weight_that_is_removed_in_fractions_leaves_no_row(weight, parts):
+    weights = np.r_[weight, np.ones(N - 1)]
+    never = LSSVMClassifier(rho=1.0, grid=None).fit(X[1:], Y[1:])
+    for together in (True, False):
+        model = LSSVMClassifier(rho=1.0, grid=None).fit(X, Y, sample_weight=weights)
+        for some in [parts] if together else [parts[:1], parts[1:]]:
+            model.partial_unfit(X[[0] * len(some)], Y[[0] * len(some)], sample_weight=some)
+        assert model.head_.rows.shape == (N - 1, J)
+        np.testing.assert_array_equal(model.coef_, never.coef_)
+    model = LSSVMClassifier(rho=1.0, grid=None).fit(X, Y, sample_weight=weights)
+    with pytest.raises(RemovalError):
+        model.partial_unfit(X[:1], Y[:1], sample_weight=[weight * (1.0 + 1e-9)])
+    left = model.partial_unfit(X[:1], Y[:1], sample_weight=[weight * (1.0 - 1e-9)]).head_.weights[0]
+    assert left == pytest.approx(1e-9 * weight, rel=1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"class_weight": "balanced"}, {"alphas": "path", "selection": "gcv"}])

@@ -405,3 +405,42 @@ def test_a_file_of_something_else_is_not_overwritten(store: SampleStore, tmp_pat
     with pytest.raises(ValueError, match="exists already"):
         store.erase("customer-1", certificate=tmp_path / "c.json")
     assert (len(store), (tmp_path / "c.json").read_text()) == (N, "mine")
+
+
+def test_a_receipt_covers_all_parts_of_a_request(store: SampleStore, tmp_path: Path) -> None:
+    """The file is the only copy of the nonces once the store is compacted: a later part is added to it."""
+    store.requests.open(["customer-1", "customer-2"], request_id="R1")
+    store.erase("customer-1", request="R1", receipt=tmp_path / "r.json", compact=True)
+    first = ErasureReceipt.load(tmp_path / "r.json")
+    done = store.erase(request="R1", receipt=tmp_path / "r.json", compact=True, certificate=tmp_path / "c.json")
+    both = ErasureReceipt.load(tmp_path / "r.json")
+    assert (both.ids, both.subjects) == (IDS[4:], ["customer-1", "customer-2"])
+    assert both.events[0] == first.events[0]
+    about = both.check(done.certificate).facts
+    assert (about["ids"], about["subjects"], about["request"], about["more"]) == (IDS[4:], both.subjects, "R1", 0)
+    assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "{}", None])
+def test_a_file_that_is_no_receipt_of_the_request_stops_the_erasure(
+    store: SampleStore, tmp_path: Path, content: str | None
+) -> None:
+    store.requests.open(["customer-1", "customer-2"], request_id="R1")
+    if content is None:  # the receipt of another erasure
+        store.erase("customer-0", receipt=tmp_path / "r.json")
+    else:
+        (tmp_path / "r.json").write_text(content)
+    before = (tmp_path / "r.json").read_bytes(), len(store)
+    with pytest.raises(ValueError, match="not about this erasure"):
+        store.erase("customer-1", request="R1", receipt=tmp_path / "r.json")
+    assert ((tmp_path / "r.json").read_bytes(), len(store)) == before
+
+
+def test_the_ids_of_an_erasure_belong_to_the_request(store: SampleStore, tmp_path: Path) -> None:
+    store.requests.open("customer-1", ids=[IDS[0]], request_id="R1")
+    before = store.position
+    with pytest.raises(ValueError, match=f"names neither the sample '{IDS[8]}' nor its subject"):
+        store.erase(ids=[IDS[0], IDS[8]], request="R1", receipt=tmp_path / "r.json")
+    assert (len(store), store.position, (tmp_path / "r.json").exists()) == (N, before, False)
+    done = store.erase(ids=[IDS[0], IDS[4]], request="R1", receipt=tmp_path / "r.json")
+    assert (done.samples, done.still_held) == (2, ["customer-1"])

@@ -9,17 +9,20 @@ import os
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support import store_file
-from torchlssvm import FixedPoint, LSSVMHead, MarginHead, verify
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, attach, verify
 from torchlssvm.audit import ErasureReceipt
+from torchlssvm.distributed import Delta
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Remove
+from torchlssvm.export import export_onnx, export_program, freeze, save_safetensors
+from torchlssvm.hub import save_pretrained
 from torchlssvm.store import SampleStore
 from torchlssvm.store.erasure.erasure import check_absence
 
@@ -167,15 +170,23 @@ def test_a_rho_chosen_before_another_handle_erased_is_chosen_again(tmp_path: Pat
         assert first.head.choices["rho"].rule
 
 
-def test_a_backup_older_than_the_suppression_list_needs_the_list(store: SampleStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["argument", "environment"])
+def test_a_backup_older_than_the_suppression_list_needs_the_list(
+    store: SampleStore, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.backup(tmp_path / "backup")
     key, where = bytes(range(32)), tmp_path / "erased.list"
+    if given == "environment":
+        monkeypatch.setenv("TORCHLSSVM_SUPPRESSION_KEY", key.hex())
     store.close()
     with SampleStore(store.path, suppression_list=where, suppression_key=key) as opened:
         request = opened.requests.open("u42")
         opened.apply(Remove(subject="u42"), request=request.id)
     with pytest.raises(StoreError, match="suppression_list"):
-        SampleStore.from_backup(tmp_path / "backup", tmp_path / "new", suppression_key=key)
+        SampleStore.from_backup(
+            tmp_path / "backup", tmp_path / "new", suppression_key=key if given == "argument" else None
+        )
+    assert not (tmp_path / "new").exists()
     path, again = SampleStore.from_backup(
         tmp_path / "backup", tmp_path / "new", suppression_key=key, suppression_list=where
     )
@@ -273,3 +284,41 @@ def test_a_store_that_lost_the_key_of_its_event_ids_is_damaged(store: SampleStor
     store.close()
     with pytest.raises(StoreError), SampleStore(store.path) as opened:
         opened.apply(Remove(ids=IDS[:1], event_id="a"))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store, path: store.backup(path),
+        lambda store, path: SampleStore.from_backup(store.backup(path.parents[1] / "copy"), path),
+        lambda store, path: SampleStore(path, head=new_head()),
+        lambda store, path: store.write_receipt(store.receipts.unwritten(), path),
+        lambda store, path: store.certificate(store.history()[-1].event_id).save(path),
+        lambda store, path: store.opening().save(path),
+        lambda store, path: Delta.take(new_head().add(X, Y)).save(path),
+        lambda store, path: attach(torch.nn.Linear(J, J), 2, in_features=J).add(X, Y).save(path),
+        lambda store, path: save_safetensors(freeze(new_head().add(X, Y)), path),
+        lambda store, path: export_program(freeze(new_head().add(X, Y)), X, path),
+        lambda store, path: export_onnx(freeze(new_head().add(X, Y)), X, path),
+        lambda store, path: save_pretrained(new_head().add(X, Y), path),
+    ],
+)
+def test_nothing_else_is_written_into_the_folder_of_a_store(
+    store: SampleStore, write: Callable[[SampleStore, Path], object]
+) -> None:
+    """Compaction would leave it there, and copies of the store would contain it."""
+    store.apply(Remove(subject="u42"), keep_receipt=True)
+    before = sorted(store.path.iterdir())
+    with pytest.raises(ValueError, match="inside the store"):
+        write(store, store.path / "inner")
+    assert sorted(store.path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["offered.until-compaction", "offered.until-compaction.0a1b2c3d.tmp", "samples.sqlite.own"]
+)
+def test_compaction_removes_files_that_a_crash_left(store: SampleStore, name: str) -> None:
+    (store.path / name).write_text("u42")
+    store.apply(Remove(subject="u42"))
+    store.compact()
+    assert not (store.path / name).exists()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,46 @@ def test_a_folder_that_goes_while_an_event_is_written(tmp_path: Path) -> None:
     with lost, pytest.raises(StoreError, match="was deleted, moved or replaced"):
         store.apply(add(1))
     store.close()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let every write beyond a size fail, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_backup_that_fails_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "store", head=LSSVMHead(J, K, grid=GRID)) as store:
+        store.apply(add(0, 2000))
+        with files_up_to(100_000), pytest.raises(StoreDiskError, match="copy"):
+            store.backup(tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+        store.backup(tmp_path / "copy")
+    with files_up_to(100_000), pytest.raises(StoreDiskError, match="again"):
+        SampleStore.from_backup(tmp_path / "copy", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    SampleStore.from_backup(tmp_path / "copy", tmp_path / "again")
+    with SampleStore(tmp_path / "again") as store:
+        assert len(store) == 2000
+
+
+def test_a_hard_link_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "store", head=LSSVMHead(J, K, grid=GRID)) as store:
+        store.apply(add(0, 200))
+    before = sorted(p.name for p in store.path.iterdir())
+    shutil.copytree(store.path, tmp_path / "linked", copy_function=os.link)
+    with files_up_to(8192), pytest.raises(StoreDiskError, match="hard link"):
+        SampleStore(store.path)
+    assert sorted(p.name for p in store.path.iterdir()) == before
+    (store.path / "samples.sqlite.own").write_bytes(b"left by an earlier version")
+    with SampleStore(store.path) as store:
+        assert len(store) == 200
+        assert not (store.path / "samples.sqlite.own").exists()

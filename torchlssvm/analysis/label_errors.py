@@ -164,6 +164,7 @@ def find_label_errors(
         x = checks.as_tensor(x, "x", head.device)
         lifted = RandomReLU(head.in_features, lift, device=head.device)(x)
         options = {name: getattr(head, name) for name in ("intercept", "class_weight", "targets", "device")}
+        options["grid"] = None if head.grid is None else "auto"  # real weights need float64 sums
         head, x = LSSVMHead(lift, head.num_classes, rho="gcv", **options).add(lifted, y, weight=weight), lifted
     options = {} if groups is None else {"groups": groups}
     if getattr(head, "multiclass", "ovr") == "ovo":

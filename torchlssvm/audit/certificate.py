@@ -30,6 +30,7 @@ from typing import Any
 from torchlssvm.audit.documents import check_document, read_document, write_private
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
+from torchlssvm.files import refuse_in_store
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.wording import counted
 
@@ -134,7 +135,8 @@ class Certificate:
         return replace(self, signatures=(*kept, Signature(keyid, signature)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the certificate to a file."""
+        """Write the certificate to a file. Raises ValueError if the path is inside a store."""
+        refuse_in_store(path)
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     # -- asking --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 from torchlssvm import schema
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.untrusted import read_regular
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -44,8 +44,9 @@ def check_document(data: Any, kind: str) -> dict[str, Any]:
 def write_private(path: str | os.PathLike[str], data: bytes, overwrite: bool = False) -> None:
     """Write a file that only its owner can read. When this function returns, the whole file is on the disk.
 
-    Raises FileExistsError if the file exists, unless ``overwrite`` is True.
+    Raises FileExistsError if the file exists, unless ``overwrite`` is True, and ValueError if the path is inside a store.
     """
+    refuse_in_store(path)
     if overwrite:
         with replacement(path, private=True) as new:
             new.write_bytes(data)

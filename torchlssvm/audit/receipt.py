@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchlssvm.audit.certificate import Certificate, sample_commitment
@@ -98,9 +98,22 @@ class ErasureReceipt:
                 raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")
         return bool(opened)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the receipt to a new file that only its owner can read. Raises FileExistsError if the file exists."""
-        write_private(path, (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode())
+    def with_earlier(self, earlier: ErasureReceipt) -> ErasureReceipt:
+        """Return a receipt that also contains the erasures of an earlier receipt of the same request, and its names."""
+        here = {event["event_id"] for event in self.events}
+        events = [*(event for event in earlier.events if event["event_id"] not in here), *self.events]
+        request = self.request
+        if request is not None and earlier.request is not None:
+            before = [name for name in earlier.request["names"] if name not in request["names"]]
+            request = request | {"names": [*before, *request["names"]]}
+        return replace(self, events=sorted(events, key=lambda event: event["position"]), request=request)
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the receipt to a new file that only its owner can read.
+
+        Raises FileExistsError if the file exists, unless ``overwrite`` is True.
+        """
+        write_private(path, (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode(), overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ErasureReceipt:

@@ -227,7 +227,7 @@ def check_with_store(
 ) -> dict[str, Check]:
     """Check the store and its head, and another head if one is given. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-    from torchlssvm.store.database import holds_store
+    from torchlssvm.files import holds_store
 
     try:
         with watched_store(options, "verifying") as store:

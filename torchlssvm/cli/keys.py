@@ -100,7 +100,7 @@ def trusted_keys(options: argparse.Namespace) -> Any:
 )
 def keygen(options: argparse.Namespace) -> int:
     """Write a key pair, or one secret key."""
-    from torchlssvm.store.database import refuse_in_store
+    from torchlssvm.files import refuse_in_store
 
     refuse_in_store(options.out)
     if options.suppression:

@@ -114,8 +114,9 @@ if TYPE_CHECKING:
 def init(options: argparse.Namespace) -> int:
     """Create the head, then the store. If a crash has left the store incomplete, complete it."""
     from torchlssvm.errors import StoreError
+    from torchlssvm.files import holds_store
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE, holds_store
+    from torchlssvm.store.database import NETWORK_NOTE, SETTINGS_NOTE
 
     for name in ("weights", "layers", "pool", "max_features", "views"):
         if getattr(options, name) is not None and options.backbone is None:
@@ -214,7 +215,7 @@ def is_finished(options: argparse.Namespace) -> bool:
 
 @command(
     "set",
-    "Change options of the head: rho and class weights.",
+    "Change rho or the class weights, or add classes (--add-classes).",
     option(
         "--rho",
         type=rho,

@@ -24,8 +24,8 @@ STORE_LOG = logging.NullHandler()
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
     """Open the store of a command. Warnings are printed as one line on stderr."""
     from torchlssvm.errors import StoreError, SuppressedWarning
+    from torchlssvm.files import holds_store
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import holds_store
 
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: make one with torchlssvm init")
@@ -60,7 +60,7 @@ def check_output(out: Path, overwrite: bool | None = None) -> None:
 
     ``overwrite`` is the value of ``--force``, or None for files that are never overwritten.
     """
-    from torchlssvm.store.database import refuse_in_store
+    from torchlssvm.files import refuse_in_store
 
     if out.is_dir():
         raise ValueError(f"{out} is a folder: give the name of a file")

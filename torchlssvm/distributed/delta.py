@@ -13,7 +13,7 @@ import torch
 
 from torchlssvm.backbone_hash import fingerprint as backbone_fingerprint
 from torchlssvm.errors import VerificationError
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
@@ -191,6 +191,7 @@ class Delta(Changes):
                 "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
                 "carried": sorted(self.carried), "uncertifiable": self.uncertifiable,
             }  # fmt: skip
+            refuse_in_store(path)
             with replacement(path) as new, new.open("wb") as file:
                 torch.save(out | {"delta": pack(meta)}, file)
             self.hand_over()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchlssvm.analysis.label_errors import from_scores
 from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.lightning import ranks
@@ -160,6 +160,7 @@ class LabelAudit(Callback):
                 event = Relabel(ids=[s.id], y=torch.tensor([s.suggested]), x=x, y_old=y)
             lines.append(f"# {json.dumps(s.id)}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}")
             lines.append(json.dumps(to_primitives(event)))
+        refuse_in_store(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacement(self.path) as new:
             new.write_text("\n".join(lines) + "\n", encoding="utf-8")

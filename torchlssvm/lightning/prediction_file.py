@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.lightning import ranks
 from torchlssvm.linear.labelled_batches import check_names, parts_of
 from torchlssvm.linear.linear_head import targets_of
@@ -62,6 +62,7 @@ class PredictionFile(Callback):
         targets = targets_of(getattr(pl_module, "head", None))
 
         def write() -> None:
+            refuse_in_store(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacement(self.path) as new, new.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)

@@ -23,7 +23,7 @@ from torchlssvm.features.last_layer import LastLayer, find_last_layer, named_lay
 from torchlssvm.features.layer_taps import LayerTaps, unchanged_on_error
 from torchlssvm.features.texts import Tokenize, as_batch, is_encoder
 from torchlssvm.features.views import Columns, OutputKey, Views, run, tensor_of, view_name
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.functional.checks import finite_scores, is_fake, truth
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
@@ -988,6 +988,7 @@ class AttachedClassifier(nn.Module):
             "network": self.network_options.saved(),
             "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
         }
+        refuse_in_store(path)
         with replacement(path) as new, new.open("wb") as file:
             torch.save(saved, file)
         if self.samples is not None:

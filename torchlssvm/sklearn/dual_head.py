@@ -33,6 +33,10 @@ CENTRED_COLUMNS, GRIDDED_ROWS = 512, 256
 """Numbers of columns that are centred, and of rows that are rounded to the grid, at a time. Working in parts avoids a second
 float64 copy of all rows."""
 
+WEIGHT_ROUNDING = 2.0**-42
+"""Share of a sample's weight that counts as rounding when the sample is removed in fractions: 1,024 units of float64. Ten
+thousand equal fractions need 770."""
+
 
 class DualHead:
     """Ridge regression in the dual, for the scikit-learn estimators with fewer samples than features.
@@ -69,6 +73,7 @@ class DualHead:
         self.rows: Any = None  # (n, J), an array or a CSR matrix; steps of the grid, if there is one
         self.y = np.zeros((0,) if targets == "classes" else (0, outputs))
         self.weights = np.zeros(0)  # (n,)
+        self.rounding = np.zeros(0)  # (n,) what rounding may leave of a weight; 0 on a grid, where weights are integers
         self._forget_solution()
 
     def _forget_solution(self) -> None:
@@ -119,7 +124,9 @@ class DualHead:
         new = self._stored(x, grid)[kept]
         rows = new if self.rows is None else stack_rows([self.rows, new])
         labels = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y[kept]])
+        rounding = weight[kept] * (WEIGHT_ROUNDING if grid is None else 0.0)
         self.grid, self.rows, self.y, self.weights = grid, rows, labels, np.concatenate([self.weights, weight[kept]])
+        self.rounding = np.concatenate([self.rounding, rounding])
         self._forget_solution()
         return self
 
@@ -129,17 +136,19 @@ class DualHead:
         left = self.weights.copy()
         places = self._places()
         for i, (key, wanted) in enumerate(zip(self._keys_of(x, y), self._check_weight(weight, len(y)), strict=True)):
+            held = places.get(key, [])
+            slack = self.rounding[held].max(initial=0.0)
             while wanted > 0:
-                at = next((j for j in reversed(places.get(key, [])) if left[j] > 0), None)
+                at = next((j for j in reversed(held) if left[j] > 0), None)
                 if at is None:
                     error = RemovalError(f"row {i} is not held with this label and weight. Nothing was changed.")
                     error.row, error.label = i, int(y[i]) if self.kind == "classes" else None
                     raise error
                 taken = min(wanted, left[at])
-                left[at] -= taken
-                wanted -= taken
+                left[at] = left[at] - taken if left[at] - taken > slack else 0.0
+                wanted = wanted - taken if wanted - taken > slack else 0.0
         keep = left > 0
-        self.rows, self.y, self.weights = self.rows[keep], self.y[keep], left[keep]
+        self.rows, self.y, self.weights, self.rounding = self.rows[keep], self.y[keep], left[keep], self.rounding[keep]
         self._forget_solution()
         return self
 
@@ -247,7 +256,7 @@ class DualHead:
         rows = self.rows
         if not isinstance(rows, np.ndarray):
             full = rows.getnnz(axis=0) > rows.shape[0] / 2
-            sparse = rows[:, ~full] * self.unit
+            sparse = rows[:, ~full].astype(np.float64, copy=False) * self.unit
             yield ~full, sparse, share @ sparse
             if full.any():
                 yield full, *centred(rows[:, full].toarray())

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.functional import checks
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.calibration import fit as fit_calibration
+from torchlssvm.linear.linear_head import check_class_weight
 from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.svm import IncrementalSVM
 
@@ -62,32 +64,33 @@ class KernelClassifier(Classifier, BaseEstimator):
         return made[self.kernel]()
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, first: bool, classes: Any = None) -> Self:
-        X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=first)
-        weight = sample_weight
-        if weight is not None:
-            weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
-        if first:
-            self._learn_classes(y if classes is None else classes, weight if classes is None else None)
-        index = self._encode(y)
-        if weight is not None:  # samples of weight zero are ignored
-            X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
-        held = np.zeros(0, dtype=np.int64) if first else self._labels
-        labels = np.concatenate([held, index])
-        machine = self._machine(self._kernel(X, weight), len(self.classes_)) if first else self.machine_
-        if first:
-            self._set_C(machine, labels)
-        more = {} if weight is None else {"weight": self._here(weight)}
-        machine.add(self._here(X), self._here(index), **more)
-        self.machine_, self._labels, self.ids_ = machine, labels, machine.ids.cpu().numpy()
-        if self._keeps_rows:
-            self._X = X.copy() if first else np.concatenate([self._X, X])
+        with all_or_nothing(self):
+            X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=first)
+            weight = sample_weight
+            if weight is not None:
+                weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+            if first:
+                self._learn_classes(y if classes is None else classes, weight if classes is None else None)
+            index = self._encode(y)
+            if weight is not None:  # samples of weight zero are ignored
+                X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
+            held = np.zeros(0, dtype=np.int64) if first else self._labels
+            labels = np.concatenate([held, index])
+            machine = self._machine(self._kernel(X, weight), len(self.classes_)) if first else self.machine_
+            if first:
+                self._set_C(machine, labels)
+            more = {} if weight is None else {"weight": self._here(weight)}
+            machine.add(self._here(X), self._here(index), **more)
+            self.machine_, self._labels, self.ids_ = machine, labels, machine.ids.cpu().numpy()
+            if self._keeps_rows:
+                self._X = X.copy() if first else np.concatenate([self._X, X])
         self._follow_counts(first)
         return self
 
     def partial_unfit(self, ids: Any) -> Self:
         """Unlearn the samples with these ids (B,) of ``ids_`` exactly. Balanced class weights are updated as well."""
         check_is_fitted(self, "machine_")
-        self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
+        self.machine_.remove(ids)
         kept = np.isin(self.ids_, self.machine_.ids.cpu().numpy())
         self.ids_, self._labels = self.ids_[kept], self._labels[kept]
         if self._keeps_rows:
@@ -98,7 +101,7 @@ class KernelClassifier(Classifier, BaseEstimator):
     def _follow_counts(self, solved: bool) -> None:
         """Compute balanced weights again after a change of samples. The calibration is fitted again when it is next needed."""
         self._fitted_maps: list[Calibration] = []  # a list: predictions may not set attributes
-        if not solved and self.class_weight == "balanced" and len(self._labels):
+        if not solved and isinstance(self.class_weight, str) and len(self._labels):
             self._set_C(self.machine_, self._labels)
 
     def _class_C(self, labels: Array) -> Array | None:
@@ -110,7 +113,7 @@ class KernelClassifier(Classifier, BaseEstimator):
             checks.one_of(weight, "class_weight (or a dict)", ("balanced",))
             counts = np.bincount(labels, minlength=len(self.classes_))
             weight = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-        out: Array = self.C * weight
+        out: Array = self.C * np.asarray(check_class_weight(weight, len(self.classes_), torch.device("cpu")))
         return out
 
     def label_errors(self, ids: Any = None) -> LabelErrors:
@@ -201,7 +204,7 @@ class IncrementalSVC(KernelClassifier):
     """Support vector classifier that learns and unlearns samples exactly. Several classes are separated one against one.
 
     ``machine_`` is the :class:`~torchlssvm.IncrementalSVM`, and ``ids_`` the ids of its samples. Probabilities and label errors
-    are computed from out-of-sample scores: five copies of the machine each unlearn a fifth of the samples and score that fifth.
+    are computed from out-of-sample scores: five copies of the machine each unlearn a fifth of each class and score that fifth.
 
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
@@ -247,7 +250,9 @@ class IncrementalSVC(KernelClassifier):
             pair.set_C((float(C[j]), float(C[i])))  # the first of a pair is class 1 of its machine
 
     def _left_out_scores(self) -> Tensor:
-        fold = np.arange(len(self.ids_)) % FOLDS
+        by_class = np.argsort(self._labels, kind="stable")
+        fold = np.empty_like(by_class)
+        fold[by_class] = np.arange(len(by_class)) % FOLDS
         scores = torch.zeros(len(self.ids_), len(self.classes_), dtype=torch.float64)
         for f in np.unique(fold):
             without = copy.deepcopy(self.machine_).remove(torch.from_numpy(self.ids_[fold == f]))

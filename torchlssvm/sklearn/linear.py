@@ -42,6 +42,9 @@ def choose_multiclass(classes: int, features: int) -> str:
     return "ovo" if 3 <= classes <= MOST_PAIRED_CLASSES and features <= MOST_PAIRED_FEATURES else "ovr"
 
 
+LEAST_MEAN_WEIGHT = 0.9
+"""If the mean of the positive sample weights is below this, ``fit`` warns: GCV takes their sum for the number of samples."""
+
 WIDE_FEATURES = 512
 """Problems with more features than this, and more features than samples, are solved in the dual. With fewer features, sums are
 cheap."""
@@ -84,6 +87,13 @@ class LinearEstimator(BaseEstimator):
         with all_or_nothing(self):
             X, y = self._check(X, y, True)
             weight = self._check_weight(sample_weight, X)
+            if weight is not None and self._uses_gcv() and weight.sum() < LEAST_MEAN_WEIGHT * np.count_nonzero(weight):
+                warnings.warn(
+                    f"sample_weight has the sum {weight.sum():g} for {np.count_nonzero(weight)} samples, and GCV takes the sum "
+                    "for the number of samples: scale the weights to mean 1, or choose rho by leave-one-out (alphas='path', "
+                    "selection='loo')",
+                    stacklevel=2,
+                )
             outputs = self._start_outputs(y, weight)
             self.head_ = self._new_head(X, outputs, weight)
             targets = self._targets(y)
@@ -186,6 +196,9 @@ class LinearEstimator(BaseEstimator):
     def alpha_(self) -> float:
         """The regularization in use: rho as given, or as chosen from the data."""
         return float(self.head_.rho)
+
+    def _uses_gcv(self) -> bool:
+        return bool(self.rho == "gcv" if self.alphas is None else self.selection == "gcv")
 
     def _candidates(self) -> Any:
         """Values of ``alphas``; None for a path."""
@@ -321,33 +334,39 @@ class LinearClassifier(Classifier, LinearEstimator):
             self.head_.calibrate(self._all_rows(X), labels, self._calibration_method, weight=weight)
         return self
 
-    def label_errors(self, X: Any, y: Any, ids: Any = None) -> LabelErrors:
+    def label_errors(self, X: Any, y: Any, ids: Any = None, sample_weight: Any = None) -> LabelErrors:
         """Rank learned samples by how suspicious their labels are, by exact leave-one-out scores.
 
-        Pass learned samples X (n, J) and y (n,) or (n, K). ``found.order`` contains row indices of X, the most suspicious
-        first. ``found.names()`` returns your labels. With many classes and few features, a second head on 2,000 random features
-        ranks the samples, because it finds more errors; X must then contain all samples.
+        Pass learned samples X (n, J) and y (n,) or (n, K), with the sample_weight (n,) with which they were learned.
+        ``found.order`` contains row indices of X, the most suspicious first. ``found.names()`` returns your labels. With many
+        classes and few features, a second head on 2,000 random features ranks the samples, because it finds more errors; X must
+        then contain all samples.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
+        weight = self._tensor(self._check_weight(sample_weight, X))
         rows, labels, classes = self._all_rows(X), self._here(self._encode(y)), self.classes_.tolist()
         masked = is_masked(len(classes), self.n_features_in_) and not self._indicator
         if isinstance(self.head_, LSSVMHead) and masked:
-            found = find_label_errors(self.head_, rows, labels, ids, lift=LIFTED_FEATURES)
+            found = find_label_errors(self.head_, rows, labels, ids, weight=weight, lift=LIFTED_FEATURES)
             return dataclasses.replace(found, classes=tuple(classes))
-        options = {"pairs": "least"} if self.head_.multiclass == "ovo" else {}
+        options: dict[str, Any] = {} if isinstance(self.head_, DualHead) else {"weight": weight}
+        if self.head_.multiclass == "ovo":
+            options["pairs"] = "least"
         scores = self.head_.leave_one_out(rows, labels, **options)
         return from_scores(scores, labels.bool() if self._indicator else labels, ids, classes=classes)
 
-    def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss") -> Array:
+    def influence(self, X: Any, y: Any, X_val: Any, y_val: Any, on: str = "loss", sample_weight: Any = None) -> Array:
         """Return the exact change (n,) of the loss (or accuracy) on X_val that removing each sample alone would cause.
 
-        Pass learned samples X (n, J) and y (n,), and validation samples X_val (V, J) and y_val (V,). A sample helps if its
-        removal raises the loss. With ``multiclass="ovo"``, use ``on="accuracy"``, because the pairs of classes have no common
-        loss. With ``rule_ == "lda"``, the result is the influence on the least-squares solution of the same sums.
+        Pass learned samples X (n, J) and y (n,), with the sample_weight (n,) with which they were learned, and validation
+        samples X_val (V, J) and y_val (V,). A sample helps if its removal raises the loss. With ``multiclass="ovo"``, use
+        ``on="accuracy"``, because the pairs of classes have no common loss. With ``rule_ == "lda"``, the result is the
+        influence on the least-squares solution of the same sums.
         """
         check_is_fitted(self, "head_")
         (X, y), (X_val, y_val) = self._check(X, y, False), self._check(X_val, y_val, False)
+        weight = self._tensor(self._check_weight(sample_weight, X))
         if not isinstance(self.head_, LSSVMHead):
             raise ValueError(f"influence needs sums of least squares, this estimator has a {type(self.head_).__name__}")
         rows, points = self._here(dense_rows(X)), self._here(dense_rows(X_val))
@@ -356,7 +375,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         if head.rule == "lda":
             head = LSSVMHead.from_config(head.config() | {"rule": "least_squares"}, self.device)
             head._adopt(self.head_._sample_state())
-        out: Array = head.influence(rows, labels, points, truth, on=on).cpu().numpy()
+        out: Array = head.influence(rows, labels, points, truth, on=on, weight=weight).cpu().numpy()
         return out
 
     @available_if(lambda self: self.calibration is not None)  # type: ignore[untyped-decorator]

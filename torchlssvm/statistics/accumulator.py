@@ -28,6 +28,9 @@ from torchlssvm.statistics.batch import SampleBatch
 PRODUCT_ROWS = 1024
 """Most rows that wait, and fewest rows in one product if it stays exact. Products of this size run at full speed."""
 
+TAIL_ROWS = 256
+"""Most rows of a change that waits in the tail. A larger change fills a product of its own."""
+
 SHARED_RUNS = 4
 """Fewest runs of rows that threads share. Fewer runs are multiplied one after the other, each on all threads."""
 
@@ -153,8 +156,7 @@ class Accumulator:
         """Put a few rows into the tail and return views of their features. For more rows, do nothing and return None."""
         rows = sum(len(batch) for batch, _ in changes)
         bound = sum(batch.gross for batch, _ in changes) if self.exact else float(rows)
-        # 256 rows: a larger change fills a product of its own
-        if rows > 256 or bound > gram.LARGEST_EXACT_INTEGER or any(batch.x.is_sparse for batch, _ in changes):
+        if rows > TAIL_ROWS or bound > gram.LARGEST_EXACT_INTEGER or any(batch.x.is_sparse for batch, _ in changes):
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()

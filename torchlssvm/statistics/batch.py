@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LARGEST_FLOAT_VALUE = 2.0**450
 """Largest value accepted without a grid, so that sums of squares stay finite."""
 
+PAIR_NUMBERS = 2**23
+"""Features (at most 64 MiB) that are copied at a time for the pairs of a row and a label."""
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
 """Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
@@ -79,15 +81,27 @@ class SampleBatch:
         assert self.host_labels is not None
         return self.host_labels if self.host_folds is None else self.host_folds * self.classes + self.host_labels
 
-    def parts(self, per_class: bool) -> list[SampleBatch]:
+    def groups(self, per_class: bool) -> set[int]:
+        """The groups that rows are summed into."""
+        if not per_class or self.targets is None:
+            codes = self.codes(per_class)
+            return {0} if codes is None else set(np.unique(codes).tolist())
+        labels = [0, *((self.targets > 0).any(0).nonzero()[:, 0] + 1).tolist()]
+        folds = [0] if self.host_folds is None else np.unique(self.host_folds).tolist()
+        return {fold * (self.classes + 1) + label for fold in folds for label in labels}
+
+    def parts(self, per_class: bool) -> Iterator[SampleBatch]:
         """The batches to sum: this one, or with sums per label its rows, then its pairs of a row and a label of the row."""
         if not per_class or self.targets is None:
-            return [self]
-        rows, labels = (t.cpu().numpy() for t in (self.targets > 0).nonzero(as_tuple=True))
+            yield self
+            return
         every = replace(self, host_labels=np.zeros(len(self), np.int64), classes=self.classes + 1)
-        if not len(rows):
-            return [every]
-        return [every, replace(replace(every, ids=None, observer=None).pick(rows), host_labels=labels + 1)]
+        yield every
+        labels, rows = (t.cpu().numpy() for t in (self.targets.mT > 0).nonzero(as_tuple=True))
+        bare = replace(every, ids=None, observer=None)  # each row was observed once
+        size = max(1, PAIR_NUMBERS // self.x.shape[1])
+        for a in range(0, len(rows), size):
+            yield replace(bare.pick(rows[a : a + size]), host_labels=labels[a : a + size] + 1)
 
     def pick(self, rows: NDArray[np.int64], x: Tensor | None = None) -> SampleBatch:
         """The batch of some rows, by their numbers (b,). x: (b, J), these rows, if they are at hand."""
@@ -134,7 +148,9 @@ class HostFacts(NamedTuple):
         if self.labels is not None:
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= K:
-                raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
+                raise ValueError(
+                    f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K}); add_classes adds classes"
+                )
         elif not np.isfinite(self.largest_y).all():  # type: ignore[arg-type]
             if stats.targets == "multilabel":
                 checks.raise_not_binary(y)

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.canonical_json import canonical
@@ -24,7 +22,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.statistics.accumulator import Accumulator, bound_sums, split_runs
+from torchlssvm.statistics.accumulator import TAIL_ROWS, Accumulator, bound_sums, split_runs
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 DIGEST_FORMAT = "torchlssvm-statistics-1"
@@ -512,18 +510,21 @@ class Statistics:
         moments = self.moments_after(changes, first.choices)
         if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
             self.check_counts(moments)
-        parts = [(part, s) for b, s in changes for part in b.parts(self.per_class)]
-        self._require_memory([part.codes(self.per_class) for part, _ in parts], first.choices.kind)
+        self._require_memory({g for b, _ in changes for g in b.groups(self.per_class)}, first.choices.kind)
+        parts: Iterable[tuple[SampleBatch, int]] = ((part, s) for b, s in changes for part in b.parts(self.per_class))
+        views = None
         with self.integrity:
             sums = self._decide(first.choices)
-            views = sums.append(parts)
+            if sum(len(b) for b, _ in changes) <= TAIL_ROWS:
+                parts = list(parts)
+                views = sums.append(parts)
             if views is None:
                 for part, sign in parts:
                     sums.push(part, sign)
             self.moments = moments
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
-        return views if len(parts) == len(changes) else None
+        return None if self.per_class and self.kind == "values" else views
 
     def check_counts(self, moments: Tensor) -> None:
         """Raise RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
@@ -566,12 +567,8 @@ class Statistics:
         ):
             raise checks.removal_error("the sums of targets would not be positive semidefinite")
 
-    def _require_memory(self, codes: list[NDArray[np.int64] | None], kind: str | None) -> None:
-        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve.
-
-        codes: the groups of rows (B,), or None for one group.
-        """
-        groups = {g for some in codes for g in ([0] if some is None else np.unique(some).tolist())}
+    def _require_memory(self, groups: set[int], kind: str | None) -> None:
+        """Refuse a change whose new groups do not fit in memory. The first group also needs a square matrix for the solve."""
         new = groups - (set() if self.accumulator is None else set(self.accumulator.sums))
         if not new:
             return

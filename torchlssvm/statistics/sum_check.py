@@ -24,8 +24,6 @@ from torchlssvm.functional import gram
 from torchlssvm.functional.modes import exactly
 
 if TYPE_CHECKING:
-    from torchlssvm.statistics.accumulator import Accumulator
-    from torchlssvm.statistics.batch import SampleBatch
     from torchlssvm.statistics.statistics import Statistics
 
 PRIMES = (4194301, 4194287, 4194277, 4194271)
@@ -73,21 +71,17 @@ class SumCheck:
         self.counted.moments = self.counted.moments_after([(batch, 1)], s.choices)
         assert s.accumulator is not None
         for part in batch.parts(s.per_class):
-            self._add_rows(part, s, s.accumulator)
-
-    def _add_rows(self, batch: SampleBatch, s: Statistics, sums: Accumulator) -> None:
-        assert s.grid is not None
-        q, codes = s.grid.quantize(batch.x), batch.codes(s.per_class)
-        z = torch.empty(len(q), sums.R, dtype=torch.float64, device=s.device)
-        sums.write_side(batch, slice(None), z)
-        groups = torch.from_numpy(np.zeros(len(q), np.int64) if codes is None else codes).to(s.device)
-        for group in torch.unique(groups).tolist():
-            mine = slice(None) if self.groups == 1 else groups == group
-            both = torch.cat([q[mine], z[mine]], 1)
-            largest = float(torch.stack(torch.aminmax(both)).abs().max())
-            for rows in both.split(256):  # still in the cache for the second product
-                projected = self._product(rows[:, : s.in_features], self.r, largest)
-                self.right[group] = self._reduce(self.right[group] + self._product(rows.mT, projected, largest))
+            q, codes = s.grid.quantize(part.x), part.codes(s.per_class)
+            z = torch.empty(len(q), s.accumulator.R, dtype=torch.float64, device=s.device)
+            s.accumulator.write_side(part, slice(None), z)
+            groups = torch.from_numpy(np.zeros(len(q), np.int64) if codes is None else codes).to(s.device)
+            for group in torch.unique(groups).tolist():
+                mine = slice(None) if self.groups == 1 else groups == group
+                both = torch.cat([q[mine], z[mine]], 1)
+                largest = float(torch.stack(torch.aminmax(both)).abs().max())
+                for rows in both.split(256):  # still in the cache for the second product
+                    projected = self._product(rows[:, : s.in_features], self.r, largest)
+                    self.right[group] = self._reduce(self.right[group] + self._product(rows.mT, projected, largest))
 
     @exactly
     def failure(self) -> str | None:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.features.description import describe_network
+from torchlssvm.files import DATABASE_FILE
 from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.kinds import HEAD_KINDS
-from torchlssvm.store.database import ADAPTED_NOTE, DATABASE_FILE, NETWORK_NOTE, SETTINGS_NOTE, Database
+from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, SETTINGS_NOTE, Database
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import CALIBRATE_RECORD, SampleStore

@@ -22,12 +22,12 @@ from typing import Any
 
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
+from torchlssvm.files import replacement
 from torchlssvm.schema import check
 from torchlssvm.untrusted import check_regular
 
 log = logging.getLogger("torchlssvm.store")
 
-DATABASE_FILE = "samples.sqlite"
 WITNESS_FILE = "acknowledged"
 """File of a store with the last position that was acknowledged to a caller."""
 
@@ -143,21 +143,6 @@ def rows_in(query: Callable[[str, Sequence[Any]], Iterable[Any]], sql: str, want
     for start in range(0, len(wanted), VARIABLES_PER_QUERY):
         part = wanted[start : start + VARIABLES_PER_QUERY]
         yield from query(f"{sql} IN ({','.join('?' * len(part))})", part)
-
-
-def holds_store(folder: Path) -> bool:
-    """True if a folder contains the file of a store, readable or not."""
-    return os.path.lexists(folder / DATABASE_FILE)
-
-
-def refuse_in_store(path: Path) -> None:
-    """Raise ValueError if a path is inside a store. Keys, lists, receipts and exports there would be copied with the store."""
-    place = path.resolve()
-    folder = next((folder for folder in (place, *place.parents) if holds_store(folder)), None)
-    if folder is not None:
-        raise ValueError(
-            f"{path} is inside the store {folder}, which must contain no other files: choose another folder"
-        )
 
 
 def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
@@ -276,16 +261,21 @@ class Database:
         if index.exists() and index.stat().st_nlink > 1:
             index.unlink()  # SQLite recreates the index from the log
         for file in (self.path, *self._logs(), self.path.with_name(WITNESS_FILE)):
+            unfinished = file.with_name(f"{file.name}.own")  # left by an earlier version
+            if unfinished.exists():
+                unfinished.unlink()
             if not file.exists() or file.stat().st_nlink < 2:
                 continue
-            own = file.with_name(file.name + ".own")
             before = None
-            while before != file.stat().st_mtime_ns:  # copy again if the file was written in the meantime
-                before = file.stat().st_mtime_ns
-                shutil.copy2(file, own)
-            with open(own, "r+b") as copied:
-                os.fsync(copied.fileno())
-            os.replace(own, file)
+            try:
+                with replacement(file) as own:
+                    while before != file.stat().st_mtime_ns:  # copy again if the file was written in the meantime
+                        before = file.stat().st_mtime_ns
+                        shutil.copy2(file, own)
+            except OSError as error:
+                raise StoreDiskError(
+                    f"{file} is a hard link to another file, and cannot be copied to a file of its own: {error}"
+                ) from error
             log.warning("%s was a hard link to another file; it is a copy of its own now", file)
 
     def _limit(self) -> None:
@@ -508,9 +498,15 @@ class Database:
             raise self.damaged(found[0] if found else "it cannot be checked")
 
     def copy_to(self, path: Path) -> None:
-        """Copy the whole file, as it is at one moment, to a new file."""
+        """Copy the whole file, as it is at one moment, to a new file. StoreDiskError names the new file."""
         with self.held(), self.errors(), closing(sqlite3.connect(path)) as target:
-            self.connection.backup(target)
+            try:
+                self.connection.backup(target)
+            except sqlite3.Error as error:
+                failed = store_error(error, self.path, "store")
+                if isinstance(failed, StoreDiskError):
+                    failed = StoreDiskError(f"{path} cannot be written: {error}")
+                raise failed from error
 
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file and truncate it. Returns False if a reader prevents this."""

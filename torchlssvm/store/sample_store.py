@@ -35,7 +35,7 @@ from torchlssvm.events import (
     check_text,
     new_event_id,
 )
-from torchlssvm.files import sync_folder
+from torchlssvm.files import DATABASE_FILE, refuse_in_store, sync_folder
 from torchlssvm.functional.checks import as_tensor, truth
 from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
@@ -48,15 +48,15 @@ from torchlssvm.linear.labelled_batches import class_numbers, more_classes
 from torchlssvm.linear.linear_head import targets_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
-from torchlssvm.store.database import DATABASE_FILE, NOTE_PREFIX, WITNESS_FILE, Database, refuse_in_store
+from torchlssvm.store.database import NOTE_PREFIX, WITNESS_FILE, Database
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
-from torchlssvm.store.erasure.suppression import Suppression
+from torchlssvm.store.erasure.suppression import KEY_VARIABLE, Suppression
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
-from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness
+from torchlssvm.store.snapshots import LEFTOVERS, Witness
 from torchlssvm.store.transaction import EventResult, Transaction
 from torchlssvm.wording import counted, listed
 
@@ -194,6 +194,7 @@ class SampleStore:
                 raise StoreError(f"there is no store at {self.path}: give a head to create one")
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
+            refuse_in_store(self.path)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 self.path.chmod(0o700)  # keep other users of this machine out, even if the folder existed before
@@ -813,7 +814,8 @@ class SampleStore:
                 if any(isinstance(event, Add | Remove) for event in given):
                     self.suppression.opened()  # raises without the key
                 if request is not None:
-                    self.requests.check_erasure(request, whole.values())
+                    named = [i for event in given if isinstance(event, Remove) for i in event.ids or ()]
+                    self.requests.check_erasure(request, whole.values(), named)
                 work = self._transaction(adapter)
                 results = work.apply(given)
                 if work.erased:
@@ -1029,14 +1031,20 @@ class SampleStore:
             recorded = request.for_receipt(self.recorded_id(request.id), self.requests.still_held(request))
             return self.receipts.make(event_ids, recorded)
 
-    def write_receipt(self, event_ids: str | Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
-        """Write the receipt of erasures to a new file outside the store, and record that it was written."""
-        made = self.receipt(event_ids)
-        refuse_in_store(Path(path))
-        made.save(path)
+    def write_receipt(
+        self, event_ids: str | Sequence[str], path: str | os.PathLike[str], earlier: ErasureReceipt | None = None
+    ) -> ErasureReceipt:
+        """Write the receipt of erasures to a new file outside the store, and record that it was written.
+
+        If the file contains a receipt of the same request, pass it as ``earlier``. The file is then replaced with a receipt of
+        both.
+        """
+        own = self.receipt(event_ids)
+        made = own if earlier is None else own.with_earlier(earlier)
+        made.save(path, overwrite=earlier is not None)
         sync_folder(Path(path).absolute().parent)
         with self._db.transaction():
-            self.receipts.mark_written(event["event_id"] for event in made.events)
+            self.receipts.mark_written(event["event_id"] for event in own.events)
         return made
 
     # -- erasing the bytes ---------------------------------------------------------------------------------------------
@@ -1050,7 +1058,7 @@ class SampleStore:
         - replaces the names in requests with commitments, and destroys the keys of commitments to earlier states;
         - chooses rho again if a rule chooses rho, because erased samples have influenced the old value;
         - renumbers the rows, rewrites the database, empties the log and saves the statistics;
-        - removes older snapshots and the ``*.until-compaction`` files of other modules.
+        - removes older snapshots, the ``*.until-compaction`` files of other modules, and unfinished files that a crash left.
 
         Raises StoreBusyError while a reader is open, because the log cannot be emptied then. Until a compaction succeeds,
         certificates contain ``compacted: false``.
@@ -1078,8 +1086,8 @@ class SampleStore:
                     )
                 old = self.live.snapshots.names_before(position)
                 self.live.write_snapshot()
-                told = [p.name for p in sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))]
-                self.live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
+                left = [p for pattern in LEFTOVERS for p in self.path.glob(pattern)]
+                self.live.snapshots.remove([p for p in (*(self.path / name for name in old), *left) if p.exists()])
                 self._db.put("compacted", position)
                 self.requests.note_compaction()
             if isinstance(self.live.adapter, LinearAdapter):
@@ -1097,15 +1105,20 @@ class SampleStore:
         target = check_folder(path)
         if os.path.lexists(target):
             raise StoreError(f"{target} is there already: a backup never overwrites a folder")
+        refuse_in_store(target)
         target.mkdir(mode=0o700, parents=True)
-        with self._db.held():
-            self._db.copy_to(target / DATABASE_FILE)
-        with contextlib.closing(Database(target / DATABASE_FILE, False)) as copy:
-            state = copy.get("state")
-        witness = Witness(target / WITNESS_FILE)
-        witness.create()
-        witness.write(state["position"], bytes.fromhex(state["chain"]))
-        sync_folder(target)
+        try:
+            with self._db.held():
+                self._db.copy_to(target / DATABASE_FILE)
+            with contextlib.closing(Database(target / DATABASE_FILE, False)) as copy:
+                state = copy.get("state")
+            witness = Witness(target / WITNESS_FILE)
+            witness.create()
+            witness.write(state["position"], bytes.fromhex(state["chain"]))
+            sync_folder(target)
+        except BaseException:
+            shutil.rmtree(target)  # no incomplete copy stays, and the call can be repeated
+            raise
         return target
 
     @classmethod
@@ -1134,10 +1147,11 @@ class SampleStore:
             with cls(backup, readonly=True, suppression_key=suppression_key) as old:
                 if old.suppression.path is not None and not old.suppression.has_key:
                     raise StoreError(f"{backup} uses a suppression list: give its key, so that nobody comes back")
-                if old.suppression.path is None and suppression_key is not None and suppression_list is None:
+                if old.suppression.path is None and old.suppression.has_key and suppression_list is None:
                     raise StoreError(
-                        f"{backup} is older than the suppression list: give suppression_list= with the key, so that nobody "
-                        "comes back"
+                        f"a suppression key is given, and {backup} has no suppression list or is older than it: give the list "
+                        "with suppression_list= or --list, so that nobody comes back. If there is no list, restore without the "
+                        f"key, and unset {KEY_VARIABLE}."
                     )
                 target = old.backup(path)
             try:

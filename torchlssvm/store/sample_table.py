@@ -25,9 +25,10 @@ from torch.utils.data import Dataset
 
 from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
+from torchlssvm.files import DATABASE_FILE
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.store.database import DATABASE_FILE, Database, checksum, rows_in
+from torchlssvm.store.database import Database, checksum, rows_in
 from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024

@@ -37,6 +37,10 @@ WITNESS_BYTES = 256
 UNTIL_COMPACTION = ".until-compaction"
 """Suffix of files in the store's folder that may contain data about erased samples. Compaction removes them."""
 
+LEFTOVERS = (f"*{UNTIL_COMPACTION}", "*.tmp", "*.own")
+"""Files of the store's folder that compaction removes: the above, and files that a crash left. Every file is first written
+under a name that ends with .tmp; earlier versions also used .own."""
+
 
 class Snapshots:
     """The snapshot files of a store's folder, one for each journal position."""

@@ -9,14 +9,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.checks import Check, Outcome, checking
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import RemovalError, StoreBusyError, VerificationError
 from torchlssvm.events import Remove, check_text
-from torchlssvm.store.database import refuse_in_store
+from torchlssvm.files import refuse_in_store
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.journal import commitments
 from torchlssvm.store.transaction import EventResult
@@ -80,7 +80,8 @@ def erase(
         request: id of an open request (:attr:`requests`). If you pass no subjects and ids, all samples that the request names
             are erased.
         event_id: the id of the erasure. Default: a random id.
-        receipt: file to write the receipt to. The receipt names the erased people, so the file must be outside the store.
+        receipt: file to write the receipt to. The receipt names the erased people, so the file must be outside the store. If
+            it is the receipt of earlier erasures of this request, the new erasures are added to it.
         compact: also destroy the bytes; see :meth:`compact`.
         certificate: file to write the certificate to.
         key: key to sign the certificate with; see :meth:`certificate`.
@@ -97,14 +98,14 @@ def erase(
     events = [Remove(subject=s, **given) for s in owners] + ([Remove(ids=samples, **given)] if samples else [])
     earlier = [] if request is None else store.requests.get(request).events
     done = list(dict.fromkeys([*earlier, *(store.recorded_id(event.event_id) for event in events)]))
-    for path, kind in ((receipt, ErasureReceipt), (certificate, Certificate)):
-        if path is not None:
-            check_place(path, kind, done)
+    old_receipt = None if receipt is None else check_place(receipt, ErasureReceipt, done)
+    if certificate is not None:
+        check_place(certificate, Certificate, done)
     results = store.apply(events, request=request, keep_receipt=receipt is not None) if events else []
     if not done:
         raise nothing_held(store, request)
     store.refresh()
-    written = None if receipt is None else write_receipt(store, done, Path(receipt))
+    written = None if receipt is None else write_receipt(store, done, Path(receipt), old_receipt)
     last = max(entry.position for entry in store.history() if entry.event_id in done)
     compaction, unfinished = None, None
     if compact and store.compacted < last:
@@ -141,30 +142,37 @@ def nothing_held(store: SampleStore, request: str | None) -> RemovalError:
     return RemovalError(f"nothing is held of those whom the request {request!r} names: {advice}")
 
 
-def check_place(path: str | os.PathLike[str], kind: type[ErasureReceipt] | type[Certificate], done: list[str]) -> None:
-    """Raise ValueError if a file cannot be written at a path. The file of an earlier call for these erasures is replaced."""
+Document = TypeVar("Document", ErasureReceipt, Certificate)
+
+
+def check_place(path: str | os.PathLike[str], kind: type[Document], done: list[str]) -> Document | None:
+    """Return the document of an earlier call for these erasures. Raises ValueError if a file cannot be written at a path."""
     place = Path(path)
     if not place.absolute().parent.is_dir():
         raise ValueError(f"{place.absolute().parent} is not a folder: {place.name} cannot be written there")
     refuse_in_store(place)
     if not os.path.lexists(place):
-        return
+        return None
     try:
-        events = {event["event_id"] for event in kind.load(place).events}
+        found = kind.load(place)
+        about = not {event["event_id"] for event in found.events}.isdisjoint(done)
     except (OSError, ValueError, VerificationError):
-        events = set()
-    if not done or events.isdisjoint(done):
+        about = False
+    if not about:
         raise ValueError(f"{place} exists already, and is not about this erasure: choose another name")
+    return found
 
 
-def write_receipt(store: SampleStore, done: Sequence[str], path: Path) -> Path | None:
-    """Write the receipt of erasures unless it was already written; return None if it was written to another file."""
+def write_receipt(store: SampleStore, done: Sequence[str], path: Path, earlier: ErasureReceipt | None) -> Path | None:
+    """Write the receipt of erasures unless it was already written; return None if it was written to another file.
+
+    ``earlier`` is the receipt in the file. It may be the only copy of its nonces, so the new receipt includes it.
+    """
     waiting = [event_id for event_id in store.receipts.unwritten() if event_id in done]
     if not waiting:
         return path if path.exists() else None
-    path.unlink(missing_ok=True)  # left by a call that ended before the store recorded the file
     try:
-        store.write_receipt([e for e in store.receipts.all() if e in done], path)
+        store.write_receipt([e for e in store.receipts.all() if e in done], path, earlier)
     except OSError as error:
         raise OSError(
             f"the samples are erased, but their receipt is not written ({error}): nothing is lost until the store is "

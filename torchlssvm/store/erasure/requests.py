@@ -273,8 +273,8 @@ class Requests:
 
     # -- with an erasure and a compaction, inside their transactions ---------------------------------------------------
 
-    def check_erasure(self, request_id: str, subjects: Iterable[str]) -> None:
-        """Raise ValueError if a request is already answered, or does not name these subjects."""
+    def check_erasure(self, request_id: str, subjects: Iterable[str], ids: Iterable[str]) -> None:
+        """Raise ValueError if a request is already answered, or names neither these subjects and ids nor the ids' subjects."""
         request = self.get(request_id)
         if not request.open:
             raise ValueError(f"the request {request_id!r} is answered: open another one. Nothing was changed.")
@@ -286,6 +286,15 @@ class Requests:
         if unknown:
             raise ValueError(
                 f"the request {request_id!r} does not name the subject {unknown[0]!r}. Nothing was changed."
+            )
+        others = self.table.held([i for i in ids if i not in request.named("id")])
+        owned = (
+            {row for subject in request.named("subject") for row in self.table.of_subject(subject)} if others else set()
+        )
+        foreign = next((i for i, row in others.items() if row not in owned), None)
+        if foreign is not None:
+            raise ValueError(
+                f"the request {request_id!r} names neither the sample {foreign!r} nor its subject. Nothing was changed."
             )
 
     def forget_texts(self, names: Collection[str]) -> None:

@@ -29,9 +29,9 @@ from typing import Any
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreBusyError, StoreError, SuppressedError
 from torchlssvm.events import Add
-from torchlssvm.files import replacement
+from torchlssvm.files import refuse_in_store, replacement
 from torchlssvm.functional.checks import one_of
-from torchlssvm.store.database import Database, refuse_in_store, rows_in, store_error
+from torchlssvm.store.database import Database, rows_in, store_error
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.untrusted import check_regular, read_regular
 
@@ -55,7 +55,6 @@ CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
     """Write a new key to a file that only its owner can read. FileExistsError if it exists, ValueError inside a store."""
-    refuse_in_store(Path(path))
     write_private(path, f"{KEY_FORMAT} {secrets.token_hex(32)}\n".encode())
     return Path(path)
 
