@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from tests.support.cli_tools import Shell
 from tests.support.networks import IMAGES, LABELS, Network, Tokens, network
 from torchlssvm import AttachedClassifier, KernelLSSVM, attach, verify
-from torchlssvm.backbone_hash import module_hash
+from torchlssvm.backbone_hash import fingerprint, module_hash
 from torchlssvm.backbones import Pictures, build
 from torchlssvm.export import export_onnx, export_program, freeze
 from torchlssvm.features import LayerTaps, RandomReLU, Views
@@ -57,6 +60,8 @@ def test_an_error_leaves_the_network():
             attach(model, **{"num_classes": 3, **options})
     with pytest.raises(ValueError, match="in_features"):
         attach(model, 3, layers="blocks", in_features=4)
+    with pytest.raises(ValueError, match="out_features"):
+        attach(model, 3, feature_map=nn.ReLU())
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
     assert isinstance(model.fc, nn.Linear)
@@ -113,6 +118,79 @@ def test_views_are_functions_of_one_sample_that_leave_it_alone(view, reason):
         clf.add(images, LABELS)
     assert clf.head.n == 0
     assert torch.equal(images, IMAGES)
+
+
+def scaled(images: Tensor, by: float) -> Tensor:
+    return images * by
+
+
+class Scale:
+    """A view that a store recognises only if it is described."""
+
+    def __init__(self, by: float):
+        self.by = by
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images * self.by
+
+
+class Described(Scale):
+    def __repr__(self) -> str:
+        return f"Described({self.by})"
+
+
+class Weighted(nn.Module):
+    def __init__(self, by: float):
+        super().__init__()
+        self.register_buffer("by", torch.tensor(by))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * self.by
+
+
+RECOGNISED: dict[str, Callable[[float], Any]] = {
+    "functions": lambda by: brighter if by == 1.5 else mirrored_at_random,
+    "arguments": lambda by: partial(scaled, by=by),
+    "functions of torch": lambda by: partial(torch.mul, other=by),
+    "objects": Described,
+    "modules": Weighted,
+}
+
+
+@pytest.mark.parametrize("option", ["views", "preprocess"])
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_a_store_recognises_callables(name: str, option: str, tmp_path: Path):
+    def opened(by: float) -> AttachedClassifier:
+        function = RECOGNISED[name](by)
+        return attach(network(), 3, store=tmp_path, **{option: [function] if option == "views" else function})
+
+    opened(1.5).store.close()
+    opened(1.5).store.close()
+    with pytest.raises(ValueError, match="fingerprint"):
+        opened(2.5)
+
+
+@pytest.mark.parametrize("option", ["views", "preprocess"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda images: images, Scale(2.0), Scale(2.0).__call__, partial(scaled, by=torch.ones(1)), partial(Scale(2.0))],
+)
+def test_a_store_refuses_callables_that_it_could_not_recognise(function: Any, option: str, tmp_path: Path):
+    given = {option: [function] if option == "views" else function}
+    with pytest.raises(ValueError, match="recognised"):
+        attach(network(), 3, store=tmp_path / "store", **given)
+    assert not (tmp_path / "store").exists()
+    assert attach(network(), 3, **given).add(IMAGES, LABELS).head.n == len(IMAGES)
+
+
+def test_a_fingerprint_does_not_depend_on_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_preprocessing.py").write_text("def prepare(batch):\n    return batch\n")
+    module = importlib.import_module("my_preprocessing")
+    first, before = module.prepare, fingerprint(None, module.prepare)
+    importlib.reload(module)
+    assert module.prepare is not first
+    assert fingerprint(None, module.prepare) == before
 
 
 @pytest.mark.parametrize("views", ["flip", ("rotate",)])
@@ -487,6 +565,15 @@ def test_a_folder_of_the_hub_and_a_saved_classifier(make: Any, head: str, tmp_pa
     again = AttachedClassifier.load(tmp_path / "clf.pt", model(), **given)
     assert torch.equal(again(batch), clf(batch))
     assert again.head.rule == clf.head.rule
+
+
+@pytest.mark.parametrize("views", [("flip",), (brighter,)])
+def test_a_loaded_classifier_is_exported_before_its_first_batch(views: Any, tmp_path: Path):
+    clf = attach(network(), 3, layers="blocks", views=views).add(IMAGES, LABELS)
+    clf.save(tmp_path / "clf.pt")
+    again = AttachedClassifier.load(tmp_path / "clf.pt", network(), views=views)
+    program = export_program(again, IMAGES[:4])
+    assert_same_scores(program.module()(IMAGES[:7]), clf(IMAGES[:7]))
 
 
 def test_few_features_for_many_classes_suggest_a_lift():

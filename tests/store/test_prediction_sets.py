@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchlssvm import attach
+from torchlssvm import Replace, attach
 from torchlssvm.functional.conformal import misfit
 
 LEVELS = (0.8, 0.9, 0.95)
@@ -68,6 +68,32 @@ def test_the_threshold_is_the_quantile_of_retrained_heads(tmp_path: Path) -> Non
     q = sorted(own)[math.ceil(0.8 * 61) - 1]
     expected = misfit(clf(x[60:200])) <= q
     assert torch.equal(clf.predict_set(x[60:200], 0.8), expected)
+
+
+CHANGES: dict[str, Any] = {
+    "a number for rho": lambda clf: clf.store.set_rho(3e3),
+    "a rule for rho": lambda clf: clf.store.set_rho("gcv"),
+    "rho of the head": lambda clf: setattr(clf.head, "rho", 3e3),
+    "a rule of the head": lambda clf: setattr(clf.head, "rho", "gcv"),
+    "class weights": lambda clf: clf.store.set_class_weight([1.0] * 9 + [30.0]),
+    "other features": lambda clf: clf.store.apply(Replace(ids=["s0"], x=torch.full((1, 64), 8.0))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_sets_follow_every_change_of_the_head(tmp_path: Path, name: str) -> None:
+    x, y = digits()
+    ids = [f"s{i}" for i in range(200)]
+    clf = classifier(64, 10, tmp_path / "store", rho=1.0, grid=16.0, per_class=True)
+    clf.add(x[:200], y[:200], ids=ids)
+    old = clf.predict_set(x[200:])
+    CHANGES[name](clf)
+    new = clf.predict_set(x[200:])
+    fresh = classifier(64, 10, tmp_path / "fresh", rho=1.0, grid=16.0, per_class=True)
+    fresh.add(x[:200], y[:200], ids=ids)
+    CHANGES[name](fresh)
+    assert torch.equal(new, fresh.predict_set(x[200:]))
+    assert not torch.equal(new, old)
 
 
 def test_rejected_samples_have_no_single_class(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchlssvm.backbone_hash import describe
+
 VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)}
 """Fixed transforms by name: "flip" is the mirror image."""
 
@@ -53,7 +55,8 @@ class Views(nn.Module):
         values = tensor_of(run(self.module, batch)).to(torch.float64)
         for view in self.views:
             values = values + tensor_of(run(self.module, self._transformed(batch, view)))
-        self._tried = self._tried or not isinstance(batch, Tensor) or len(batch) > 1
+        if not torch.compiler.is_compiling():  # the size of a batch is not known then
+            self._tried = self._tried or not isinstance(batch, Tensor) or len(batch) > 1
         return values / (1 + len(self.views))
 
     def _transformed(self, batch: Any, view: str | Callable[[Any], Any]) -> Any:
@@ -81,16 +84,25 @@ class Views(nn.Module):
             )
         return moved
 
+    def check_described(self) -> None:
+        """Raise ValueError if a store could not recognise one of the transforms in another process."""
+        for view in self.views:
+            if not isinstance(view, str):
+                describe(view)
+
     def extra_repr(self) -> str:
         """The transforms by name."""
         return f"views={[view_name(view) for view in self.views]}"
 
 
 def view_name(view: str | Callable[[Any], Any]) -> str:
-    """Return a name that is the same in each process: the name of a function, or the repr of a module."""
+    """Return a name that is the same in each process: the description of a callable, otherwise its name or that of its type."""
     if isinstance(view, str):
         return view
-    return repr(view) if isinstance(view, nn.Module) else getattr(view, "__qualname__", type(view).__qualname__)
+    try:
+        return describe(view)
+    except ValueError:  # fingerprint refuses it for a store
+        return str(getattr(view, "__qualname__", type(view).__qualname__))
 
 
 def run(module: nn.Module, batch: Any) -> Any:

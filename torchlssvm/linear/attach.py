@@ -105,14 +105,17 @@ def attach(
         max_features: the largest number of columns when several layers are tapped; None for no limit. Layers are reduced to
             this limit by a fixed random projection.
         views: fixed transforms: ``("flip",)`` for the mirror image, or callables. The features of a sample are averaged over
-            the sample and its transforms, both in learning and in prediction. Random augmentation is refused.
+            the sample and its transforms, both in learning and in prediction. Random augmentation is refused. With a store, a
+            callable must be known by name in other processes: a function of a module, a ``functools.partial`` of one, a module,
+            or an object with a ``__repr__`` of its own.
         feature_map: a module with ``out_features`` between network and head, e.g. ``torchlssvm.features.RandomReLU``.
         columns: the feature columns to use, as indices, a slice or a mask. Default: all. See
             :meth:`AttachedClassifier.restrict`.
         layer: name of the layer to replace, e.g. ``"_fc"``.
         output: key of the features, if the network returns a dict.
         tokenizer: the tokenizer of an encoder. You can then pass lists of texts wherever images are accepted.
-        preprocess: a callable that converts a batch that is neither a tensor nor a dict to the input of the network.
+        preprocess: a callable that converts a batch that is neither a tensor nor a dict to the input of the network. With a
+            store, the same rule applies as for ``views``.
         in_features: J, the number of features, for a backbone that returns features of shape (B, J) or (B, J, 1, 1).
         deterministic: True to compute features one image at a time, or a fixed batch size. The features of an image then do
             not depend on the rest of its batch, so you can remove the image later. See :class:`AttachedClassifier`.
@@ -277,6 +280,11 @@ def make_features(model: nn.Module, how: NetworkOptions) -> Features:
     if how.views:
         backbone = Views(backbone, how.views)
     if how.feature_map is not None:
+        if not hasattr(how.feature_map, "out_features"):
+            raise ValueError(
+                f"feature_map needs out_features, the number of columns that it returns; {type(how.feature_map).__name__} has "
+                "none. Set feature_map.out_features, or pass a module such as torchlssvm.features.RandomReLU"
+            )
         backbone, J = nn.Sequential(backbone, nn.Flatten(1), how.feature_map), int(how.feature_map.out_features)  # type: ignore[arg-type]
     made = Features(backbone, J, how._replace(columns=None), proven)
     if how.columns is None:

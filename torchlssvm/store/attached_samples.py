@@ -62,9 +62,11 @@ class AttachedSamples:
             _ = self.store.head
 
     def left_out_misfits(self, groups: Any) -> Tensor:
-        """Leave-one-out misfits (n,) of the samples' own labels, cached until the store changes."""
+        """Leave-one-out misfits (n,) of the samples' own labels, cached until the head changes."""
         with self.store.view():
-            now = (self.store.position, dict(groups) if isinstance(groups, Mapping) else groups)
+            head = self.store._linear("predict_set")
+            _ = head.rho  # a rho that is still to be chosen changes the head
+            now = (head._state_version, dict(groups) if isinstance(groups, Mapping) else groups)
             if self._misfits is None or self._misfits[0] != now:
                 _, scores, labels = self.store.leave_one_out(groups=groups)
                 if labels.ndim != 1:
