@@ -690,7 +690,7 @@ def test_notes_are_written_with_the_events_or_not_at_all(store: SampleStore) -> 
     assert store.note("place") == 2
     with pytest.raises(RemovalError):
         store.apply(Remove(ids=["nobody"]), notes={"place": 3})
-    with pytest.raises(ValueError):  # what cannot be written takes the events back, too
+    with pytest.raises(ValueError, match="JSON"):  # what cannot be written takes the events back, too
         store.apply(Remove(ids=["n"]), notes={"place": object()})
     assert store.note("place") == 2
     assert "n" in store
