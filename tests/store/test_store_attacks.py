@@ -18,11 +18,13 @@ import torch
 from tests.support import store_file
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, attach, verify
 from torchlssvm.audit import ErasureReceipt
+from torchlssvm.corrections import DeadLetters
 from torchlssvm.distributed import Delta
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Remove
 from torchlssvm.export import export_onnx, export_program, freeze, save_safetensors
 from torchlssvm.hub import save_pretrained
+from torchlssvm.linear.attach import draw_confusion
 from torchlssvm.store import SampleStore
 from torchlssvm.store.erasure.erasure import check_absence
 
@@ -308,6 +310,8 @@ def test_a_store_that_lost_the_key_of_its_event_ids_is_damaged(store: SampleStor
         lambda store, path: export_program(freeze(new_head().add(X, Y)), X, path),
         lambda store, path: export_onnx(freeze(new_head().add(X, Y)), X, path),
         lambda store, path: save_pretrained(new_head().add(X, Y), path),
+        lambda store, path: DeadLetters(path),
+        lambda store, path: draw_confusion(torch.eye(2), None, path),
     ],
 )
 def test_nothing_else_is_written_into_the_folder_of_a_store(

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Event, EventBase, from_primitives, to_primitives
+from torchlssvm.files import refuse_in_store
 from torchlssvm.store.journal import now
 
 __all__ = ["DeadLetters", "FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
@@ -236,6 +237,7 @@ class DeadLetters:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        refuse_in_store(path)  # the events name people
         self.path = Path(path)
         self._written: set[str] | None = None
 

@@ -1089,6 +1089,7 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
     """Draw a confusion matrix (K, K) to a file."""
     from matplotlib.figure import Figure
 
+    refuse_in_store(path)
     K = len(counts)
     shares = counts.to(torch.float64) / counts.sum(1, keepdim=True).clamp(min=1)
     size = max(4.0, 0.35 * K + 1.5)
