@@ -15,7 +15,7 @@ from tests.support.lightning_tools import Stop, indexed, interrupted, loader, mo
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Remove
-from torchlssvm.lightning import Indexed, ResumableLoader
+from torchlssvm.lightning import DataCorrection, Indexed, ResumableLoader
 from torchlssvm.store import SampleStore, new_suppression_key
 
 ERASED = (3, 40)  # learned in batches 0 and 5; the checkpoint that is resumed is from before batch 2
@@ -232,3 +232,12 @@ def test_a_checkpoint_that_was_not_finished_is_known(tmp_path: Path, monkeypatch
     run.save_checkpoint(path)
     with SampleStore(tmp_path / "store") as store:
         assert store.certificate(receipt.event_id).scope["checkpoints"] == []
+
+
+def test_certificates_inside_the_store_are_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    m = module(store=str(tmp_path / "store"))
+    inside = DataCorrection([Remove(ids=["3"])], certificates=tmp_path / "store" / "certificates")
+    with pytest.raises(ValueError, match="inside the store"):
+        quiet(tmp_path, callbacks=[inside]).fit(m, loader())
+    with SampleStore(tmp_path / "store") as store:
+        assert (len(store), (store.path / "certificates").exists()) == (0, False)

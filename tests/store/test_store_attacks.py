@@ -349,6 +349,7 @@ def test_a_note_that_is_not_json_is_refused(store: SampleStore, value: object) -
     [
         lambda store: store.requests.open("u42", received=5),
         lambda store: store.requests.open("u42", received="0001-01-01T00:00:00+23:00"),
+        lambda store: store.requests.open("u42", received="9999-12-31"),
         lambda store: store.add_classes(10**12),
         lambda store: store.leave_one_out(groups={IDS[0]: [1]}),
         lambda store: store.opening("x"),
@@ -359,6 +360,6 @@ def test_a_note_that_is_not_json_is_refused(store: SampleStore, value: object) -
 )
 def test_wrong_arguments_are_named(store: SampleStore, ask: Callable[[SampleStore], object]) -> None:
     before = store.position, store.head.num_classes
-    with pytest.raises(ValueError, match=r"must be|is a text|at most"):
+    with pytest.raises(ValueError, match=r"must be|is a text|in the future|at most"):
         ask(store)
     assert (store.position, store.head.num_classes) == before

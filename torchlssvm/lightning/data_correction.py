@@ -22,6 +22,7 @@ from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
 from torchlssvm.corrections.event_sources import DeadLetters, FileSource, Item, as_source
 from torchlssvm.corrections.waiting_events import EventOutcome, EventStatus
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
+from torchlssvm.files import refuse_in_store
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
@@ -215,6 +216,8 @@ class DataCorrection(Callback):
         store = corrector.store
         if self.certificates is not None and ranks.share(store is None):
             raise ValueError("certificates need a store: only a store knows which samples were erased")
+        if self.certificates is not None:
+            refuse_in_store(self.certificates)
         place = self._saved if store is None or self.follows else store.note(self.state_key) or {}
         cursor = place.get("cursor", 0)
         if isinstance(self.source, FileSource):

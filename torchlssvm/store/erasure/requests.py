@@ -190,9 +190,9 @@ class Requests:
         if not names:
             raise ValueError("a request names at least one subject or id")
         arrived = as_time(received)
-        last = add_month(arrived.date()) if due is None else as_time(due).date()
         if arrived > datetime.now(UTC) + timedelta(hours=14):  # the local day may be up to 14 hours ahead of UTC
             raise ValueError(f"received is in the future: {arrived.isoformat()}")
+        last = add_month(arrived.date()) if due is None else as_time(due).date()
         if last < arrived.date():
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
         with self.db.view():
