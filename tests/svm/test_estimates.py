@@ -34,7 +34,9 @@ def test_leave_one_out_is_retraining_without_each(C, monkeypatch):
     want = brute_force(x, y, 0.5, C)
     for batched in (True, False):
         if not batched:
-            monkeypatch.setattr(leave_one_out.Paths, "run", lambda paths: paths.result)  # all are left to the solver
+            monkeypatch.setattr(
+                leave_one_out.Removals, "run", lambda removals: removals.result
+            )  # all are left to the solver
         found = svm.leave_one_out()
         torch.testing.assert_close(found.margin, want, rtol=0, atol=1e-9)
         assert torch.equal(found.error, want < -1)
@@ -165,6 +167,6 @@ def test_leave_one_out_of_kernel_values_beyond_single_precision(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         found = svm.leave_one_out().margin
-    monkeypatch.setattr(leave_one_out.Paths, "run", lambda paths: paths.result)
+    monkeypatch.setattr(leave_one_out.Removals, "run", lambda removals: removals.result)
     one_by_one = svm.leave_one_out().margin
     torch.testing.assert_close(found, one_by_one, rtol=1e-6, atol=1e-6)

@@ -645,8 +645,8 @@ class IncrementalSVM(nn.Module):
             method: ``"exact"`` (Algorithm 2) unlearns all support vectors, from one tableau. ``"span"`` is the rule of Vapnik
                 and Chapelle, g_c - alpha_c gamma_c, where gamma_c is the squared distance to the span of the margin vectors.
                 ``"linear"`` extrapolates the first segment of the exact path, which equals ``"span"``.
-            early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified. This is faster and gives
-                the same error rates, but margins below -1 are not final.
+            early_exit: do not unlearn samples that are misclassified before they are left out, as they are then afterwards.
+                The error rates are the same, but margins below -1 are not final.
         """
         checks.one_of(method, "method", ("exact", "span", "linear"))
         if not self.n:
