@@ -183,6 +183,41 @@ def test_a_store_refuses_callables_that_it_could_not_recognise(function: Any, op
     assert attach(network(), 3, **given).add(IMAGES, LABELS).head.n == len(IMAGES)
 
 
+class Mixing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) - x.flatten(1).mean(0)
+
+
+class Dropping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x.flatten(1))
+
+
+class Padded(nn.Module):
+    """An encoder that ignores the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.embed(input_ids).mean(1)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [Mixing(), Dropping(), nn.BatchNorm2d(3, track_running_stats=False), Padded()],
+)
+def test_a_network_is_a_function_of_one_sample(network: Any):
+    tokens = isinstance(network, Padded)
+    clf = attach(nn.Sequential(network, nn.Flatten()) if not tokens else network, 2, in_features=4 if tokens else 768)
+    ids, mask = torch.tensor([[1, 0, 0], [1, 2, 3]]), torch.tensor([[1, 0, 0], [1, 1, 1]])
+    images = torch.stack([IMAGES[0], 9 * IMAGES[1]])
+    with pytest.raises(ValueError, match="by itself"):
+        clf.add({"input_ids": ids, "attention_mask": mask} if tokens else images, torch.arange(2))
+    assert clf.head.n == 0
+
+
 def test_a_fingerprint_does_not_depend_on_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_preprocessing.py").write_text("def prepare(batch):\n    return batch\n")
@@ -197,6 +232,12 @@ def test_a_fingerprint_does_not_depend_on_addresses(tmp_path: Path, monkeypatch:
 def test_bad_views(views):
     with pytest.raises(ValueError, match="views"):
         Views(network(), views)
+
+
+def test_mirror_images_are_of_images():
+    clf = attach(encoder(), 2, tokenizer=WordTokenizer(), views=("flip",))
+    with pytest.raises(ValueError, match="for images"):
+        clf.features(TEXTS)
 
 
 def test_a_softmax_is_noticed_behind_views():
@@ -350,6 +391,10 @@ def test_texts_one_at_a_time_can_be_removed():
     clf.add(TEXTS, torch.tensor([0, 1, 0, 1]))
     clf.remove(clf.preprocess(TEXTS[:2]), torch.tensor([0, 1]))
     clf.remove(TEXTS[2:], torch.tensor([0, 1]))
+    assert clf.head.digest() == empty
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        clf.add(TEXTS, torch.tensor([0, 1, 0, 1]))
+    clf.remove(TEXTS, torch.tensor([0, 1, 0, 1]))
     assert clf.head.digest() == empty
     with pytest.raises(ValueError, match="deterministic=8"):
         attach(encoder(), 2, tokenizer=WordTokenizer(), deterministic=8).features(TEXTS)

@@ -69,7 +69,39 @@ def test_padding_does_not_count(pool):
     ids = torch.tensor([[1, 2, 3]])
     padded = {"input_ids": torch.tensor([[1, 2, 3, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
     assert list(taps.groups) == ["layer.0", "layer.1"]
-    torch.testing.assert_close(taps({"input_ids": ids}), taps(padded), rtol=1e-12, atol=1e-12)
+    left = {"input_ids": torch.tensor([[0, 0, 1, 2, 3]]), "attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    for batch in (padded, left):
+        torch.testing.assert_close(taps({"input_ids": ids}), taps(batch), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_nested_tensors_of_an_encoder_are_padded_again():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 16)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+        def forward(self, input_ids, attention_mask):
+            return self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
+
+    ids = torch.randint(1, 10, (4, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < torch.tensor([6, 4, 5, 3])[:, None]
+    taps = LayerTaps(Encoder().eval(), example={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    whole = taps({"input_ids": ids, "attention_mask": mask})
+    alone = taps({"input_ids": ids[1:2, :4], "attention_mask": mask[1:2, :4]})
+    torch.testing.assert_close(whole[1:2], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_that_are_not_square():
+    """A layer with as many channels as rows is no layer with channels last."""
+    taps = LayerTaps(network(), "blocks", ("mean", "std"))
+    model, wide = network(), torch.randn(2, 3, 8, 12)
+    with torch.no_grad():
+        value = model.stage1[0](model.stem(wide)).double()
+    assert value.shape == (2, 6, 6, 10)
+    truth = torch.cat([value.mean((2, 3)), value.std((2, 3), correction=0)], 1)
+    torch.testing.assert_close(taps(wide)[:, :12], nn.functional.normalize(truth), rtol=1e-6, atol=1e-7)
 
 
 def test_a_budget_of_columns():
@@ -105,7 +137,7 @@ def test_a_head_on_taps_unlearns(deterministic):
     clf, never = attach(network(), 3, **options), attach(network(), 3, **options)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     parts = torch.cat([clf.features(images) for images in IMAGES[order].split(5)])
-    assert torch.equal(parts, clf.features(IMAGES)[order])
+    assert torch.equal(parts, clf.features(IMAGES.to(memory_format=torch.channels_last))[order])
     clf.add(IMAGES, LABELS)
     never.add(IMAGES[4:], LABELS[4:])
     clf.remove(IMAGES[:4], LABELS[:4])
@@ -116,6 +148,8 @@ def test_the_network_is_frozen_and_saved():
     taps = LayerTaps(network().train(), "blocks", max_features=4)
     assert not taps.model.training
     assert not any(p.requires_grad for p in taps.parameters())
+    assert taps.train().training
+    assert not taps.model.training
     again = LayerTaps(Network(), "blocks", max_features=4)
     again.load_state_dict(taps.state_dict())
     assert torch.equal(again(IMAGES), taps(IMAGES))
@@ -141,6 +175,14 @@ def test_what_has_no_layers():
         LayerTaps(nn.Linear(3, 2))
     with pytest.raises(ValueError, match="example="):
         LayerTaps(nn.Sequential(nn.Flatten(), nn.ReLU()))
+    with pytest.raises(ValueError, match="example="):
+        LayerTaps(Tokens())
+    with pytest.raises(ValueError, match=r"model\.module"):
+        LayerTaps(nn.DataParallel(network()))
+    taps = LayerTaps(network(), "blocks")
+    taps.model.stage2.forward = lambda x: x
+    with pytest.raises(ValueError, match=r"stage2\.0"):
+        taps(IMAGES)
 
 
 def test_threads_share_a_network() -> None:

@@ -448,6 +448,12 @@ def test_lazy_layer_is_refused_until_it_knows_its_width() -> None:
     assert attach(model, 2, head=Recorder()).in_features == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="TorchScript"):
+        attach(torch.jit.script(small_network()), 2)
+
+
 @pytest.mark.parametrize(("model", "error"), [(lambda x: x, TypeError), (nn.Linear(4, 9), ValueError)])
 def test_a_module_and_a_number_of_classes_are_needed(model: Any, error: type) -> None:
     with pytest.raises(error, match="number of classes" if error is ValueError else r"nn\.Module.*function"):

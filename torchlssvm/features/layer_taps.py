@@ -91,10 +91,23 @@ class LayerTaps(nn.Module):
         self.normalize, self.max_features, self.seed = normalize, max_features, seed
         self.exact = True  # the projection gives the same bits in any batch; False for export
         self.model = model
+        if isinstance(model, nn.DataParallel | torch.jit.ScriptModule):
+            raise ValueError(
+                f"hooks cannot read the layers of a {type(model).__name__}: give the network that it was made of, such as "
+                "model.module of a DataParallel"
+            )
         with unchanged_on_error(model):
             model.requires_grad_(False).eval()
-            example = guess_input(model) if example is None else example
-            widths = self._widths(example, tap_candidates(model, layers))
+            names = tap_candidates(model, layers)
+            try:
+                widths = self._widths(guess_input(model) if example is None else example, names)
+            except (RuntimeError, TypeError) as error:
+                if example is not None:
+                    raise
+                raise ValueError(
+                    f"cannot tell what {type(model).__name__} takes ({str(error)[:200]}): give a batch of it, "
+                    "LayerTaps(model, example=batch)"
+                ) from error
             if layers == "last":
                 widths = dict(list(widths.items())[-1:])
             elif layers == "all":
@@ -136,9 +149,12 @@ class LayerTaps(nn.Module):
 
         def pool(name: str, output: Tensor) -> None:
             if name in self.groups:
-                pooled[name] = self._pooled(output, mask)
+                pooled[name] = self._pooled(output, mask, name in self._channels_last)
 
         self._run(batch, {name.partition(":")[0] for name in self.taps}, pool)
+        absent = [name for name in self.taps if name not in pooled]
+        if absent:
+            raise ValueError(f"{type(self.model).__name__} did not run its layer {absent[0]!r} for this batch")
         columns = []
         for i, name in enumerate(self.taps):
             x = pooled[name]
@@ -169,11 +185,15 @@ class LayerTaps(nn.Module):
         self._run(example, names, keep)
         if any(value.ndim > 2 for value in seen.values()):
             seen = {name: value for name, value in seen.items() if value.ndim > 2}
-        return {name: self._pooled(value, mask).shape[1] for name, value in seen.items()}
+        # As in Swin. The example is square, so this does not depend on the size of later pictures.
+        self._channels_last = {
+            n for n, value in seen.items() if value.ndim == 4 and value.shape[1] == value.shape[2] != value.shape[3]
+        }
+        return {name: self._pooled(v, mask, name in self._channels_last).shape[1] for name, v in seen.items()}
 
     def _run(self, batch: Any, names: Iterable[str], use: Callable[[str, Tensor], None]) -> None:
         """Run the network and pass each output of the named modules to ``use``. The second call of a module is "name:2"."""
-        calls: dict[str, int] = {}
+        calls, mask = dict[str, int](), _mask_of(batch)
         compiling = torch.compiler.is_compiling()
         thread = 0 if compiling else threading.get_ident()
 
@@ -182,6 +202,8 @@ class LayerTaps(nn.Module):
                 if not compiling and threading.get_ident() != thread:
                     return  # another thread runs the same network
                 output = output[0] if isinstance(output, tuple | list) else output
+                if isinstance(output, Tensor) and output.is_nested and mask is not None:  # nn.TransformerEncoder
+                    output = output.to_padded_tensor(0.0, (*mask.shape, output.size(-1)))
                 calls[name] = calls.get(name, 0) + 1
                 if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
                     use(name if calls[name] == 1 else f"{name}:{calls[name]}", output)
@@ -195,9 +217,9 @@ class LayerTaps(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _pooled(self, output: Tensor, mask: Tensor | None) -> Tensor:
+    def _pooled(self, output: Tensor, mask: Tensor | None, channels_last: bool) -> Tensor:
         """Pooled values (B, C * len(pool)) of an output (B, C), (B, T, C), (B, C, H, W) or (B, H, W, C), float64."""
-        if output.ndim == 4 and output.shape[1] == output.shape[2] != output.shape[3]:  # channels last, as in Swin
+        if channels_last:
             output = output.permute(0, 3, 1, 2)
         # The copy is contiguous, which makes pooling three times as fast, and it can be centred in place.
         output = output.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
@@ -205,6 +227,12 @@ class LayerTaps(nn.Module):
             return output
         pooled = {kind: _pool(output, kind, mask) for kind in sorted(self.pool, key="std".__eq__)}  # "std" is the last
         return torch.cat([pooled[kind] for kind in self.pool], 1)
+
+    def train(self, mode: bool = True) -> LayerTaps:
+        """Set the mode; the network stays in eval mode."""
+        super().train(mode)
+        self.model.eval()
+        return self
 
     def extra_repr(self) -> str:
         """The layers, how they are pooled, and the number of columns."""
@@ -215,7 +243,8 @@ class LayerTaps(nn.Module):
 @contextlib.contextmanager
 def unchanged_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the layers, modes and gradient flags of a network when an error is raised inside."""
-    before = [(module, vars(module).copy(), dict(module._modules)) for module in model.modules()]
+    own = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    before = [(module, vars(module).copy(), dict(module._modules)) for module in own]
     learned = [p for p in model.parameters() if p.requires_grad]
 
     def put_back() -> None:
@@ -235,7 +264,10 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
 def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:
     """One way of pooling: (B, C), or (B, C g^2) for a grid. output: (B, T, C) tokens or (B, C, H, W); "std" overwrites it."""
     if kind == "cls":
-        return (output[:, :, 0, 0] if output.ndim == 4 else output[:, 0]).clone()
+        if output.ndim == 4 or mask is None:
+            return (output[:, :, 0, 0] if output.ndim == 4 else output[:, 0]).clone()
+        first = (mask > 0).int().argmax(1)  # padding may be on the left
+        return output.gather(1, first[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]
     if output.ndim == 4:
         if kind.startswith("grid"):
             cells: Tensor = nn.functional.adaptive_avg_pool2d(output, int(kind[4:])).flatten(1)

@@ -61,6 +61,8 @@ class Views(nn.Module):
 
     def _transformed(self, batch: Any, view: str | Callable[[Any], Any]) -> Any:
         if isinstance(view, str):
+            if not isinstance(batch, Tensor):
+                raise ValueError(f"the view {view!r} is for images, got a batch of type {type(batch).__name__}")
             return VIEWS[view](batch)
         if self._tried or torch.compiler.is_compiling():
             return view(batch)

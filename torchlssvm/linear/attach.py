@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
 
+MOST_ROUNDING = 0.05
+"""How far features of a sample may be from those beside other samples, as a share of the largest one. bfloat16 keeps 1 %."""
+
 
 def attach(
     model: nn.Module | str,
@@ -193,6 +196,8 @@ def _load_network(
         return network, model, preprocess or prepared
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, or the name of a network; got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a TorchScript module cannot be frozen: give the nn.Module that it was made of")
     if tokenizer is not None and preprocess is not None:
         raise ValueError("give tokenizer or preprocess, not both: preprocess may call the tokenizer")
     return model, None, preprocess if tokenizer is None else Tokenize(tokenizer)
@@ -379,7 +384,7 @@ class AttachedClassifier(nn.Module):
         self.preprocess = preprocess
         self._unproven = None if features.proven is None else [features.proven]  # in a list: it is part of the backbone
         self._batch_size = int(deterministic)
-        self._tried = self._batch_size <= 1
+        self._tried = self._batch_size == 1
         self.source: str | None = None
         """The name of the network, if :func:`attach` was given a name. A store keeps it for the command line."""
         self._classes: list[str] | None = None
@@ -471,6 +476,8 @@ class AttachedClassifier(nn.Module):
                 raise ValueError("the batch is empty: give at least one text or picture")
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(self._ready(images))
         phi = tensor_of(phi, self.in_features)
+        if not (self._tried or torch.compiler.is_compiling() or is_fake(phi) or len(phi) < 2):
+            self._try_alone(images, phi)
         shape = tuple(phi.shape)
         phi = phi.flatten(1) if phi.ndim > 2 else phi
         if phi.ndim != 2 or phi.shape[1] != self.in_features:
@@ -513,21 +520,35 @@ class AttachedClassifier(nn.Module):
     def _in_fixed_batches(self, images: Any) -> Any:
         """Run the backbone on batches of one size, outside autocast, so that an image always gives the same bits."""
         size = self._batch_size
-        if not isinstance(images, Tensor):
-            if size > 1:
-                raise ValueError(
-                    f"deterministic={size} is for tensors: texts in one batch are padded to the longest of them, which "
-                    "changes bits. Use deterministic=True, or a store"
-                )
-            return torch.cat([tensor_of(self._pass(self._ready(row)), self.in_features) for row in single_rows(images)])
-        images = self._ready(images)
-        if images.shape[0] == 0:
-            return self._pass(images)
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):
+            if not isinstance(images, Tensor):
+                if size > 1:
+                    raise ValueError(
+                        f"deterministic={size} is for tensors: texts in one batch are padded to the longest of them, which "
+                        "changes bits. Use deterministic=True, or a store"
+                    )
+                rows = [self._pass(self._ready(row)) for row in single_rows(images)]
+                return torch.cat([tensor_of(row, self.in_features) for row in rows])
+            images = self._ready(images)
+            if images.shape[0] == 0:
+                return self._pass(images)
+            images = images.clone(memory_format=torch.contiguous_format)  # the order in memory changes bits too
             if not self._tried:
                 self._try_fixed_batches(images)
             parts = [self._pass(fill_batch(part, size))[: len(part)] for part in images.split(size)]
-        return torch.cat(parts)
+            return torch.cat(parts)
+
+    def _try_alone(self, images: Any, phi: Tensor) -> None:
+        """Raise ValueError if a sample by itself has features other than phi (B, ...), by more than rounding."""
+        first = images[:1] if isinstance(images, Tensor) else next(single_rows(images))
+        alone = tensor_of(self._pass(self._ready(first)), self.in_features)
+        if bool((alone[0] - phi[0]).abs().amax() > MOST_ROUNDING * phi[0].abs().amax()):
+            raise ValueError(
+                f"{type(self.backbone).__name__} gives a sample other features by itself than beside other samples: it mixes "
+                "the samples of a batch (as a BatchNorm without running statistics does), ignores the attention mask, or is "
+                "random. Samples could not be removed exactly. Use a network whose features depend on one sample only"
+            )
+        self._tried = True
 
     def _try_fixed_batches(self, images: Tensor) -> None:
         """Raise RuntimeError if the place in a batch, or the other images, change a bit of an image's features."""
