@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import RandomSampler, Subset
+from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import StoreError
-from torchlssvm.events import Remove
+from torchlssvm.events import Relabel, Remove, Replace
 from torchlssvm.lightning import DataCorrection, Indexed, ResumableLoader
 from torchlssvm.store import SampleStore, new_suppression_key
 
@@ -123,6 +124,23 @@ def test_a_new_run_cannot_know_and_says_so(tmp_path: Path, caplog: pytest.LogCap
     loaded = type(m).load_from_checkpoint(start, weights_only=True)
     quiet(tmp_path).fit(loaded, loader())  # weights of a checkpoint, but a run of its own
     assert loaded.head.digest() == without()
+
+
+def test_another_sample_under_a_known_id_is_refused(tmp_path: Path) -> None:
+    """Rounding is passed over, and so is what an event has changed since."""
+    x, y = samples()
+    corrections = [Relabel(ids=["5"], y=[(int(y[5]) + 1) % 3]), Replace(ids=["6"], x=x[7:8] + 1)]
+    run = quiet(tmp_path, max_epochs=2, callbacks=[DataCorrection(corrections)])
+    run.fit(module(store=str(tmp_path / "store")), loader())
+    label, features = y.clone(), x.clone()
+    label[9], features[9] = (y[9] + 1) % 3, x[9] + 1
+    for data, fact in (((x * (1 + 1e-7), y), None), ((x, label), "'9'.*label"), ((features, y), "'9'.*features")):
+        again = ResumableLoader(Indexed(TensorDataset(*data)), 8)
+        context = nullcontext() if fact is None else pytest.raises(ValueError, match=fact)
+        with context:
+            quiet(tmp_path).fit(module(store=str(tmp_path / "store")), again)
+        with SampleStore(tmp_path / "store") as store:
+            assert len(store) == 67
 
 
 def other_order(kind: str) -> Any:

@@ -153,7 +153,7 @@ class Learner:
                 self._learn_unnamed(x, y)
                 continue
             if self.store is not None:
-                self.seen.record(i for i in ids if i in self.store)
+                self._compare_held(self.store, x, y, ids, subjects)
             new = self.seen.new(ids)
             skipped += len(ids) - len(new)
             learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
@@ -173,6 +173,16 @@ class Learner:
             for observer in self.observers if kept else []:
                 observer([event.ids[k] for k in kept], event.x[kept].detach().cpu(), event.y[kept].detach().cpu())
         return skipped
+
+    def _compare_held(
+        self, store: SampleStore, x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None
+    ) -> None:
+        """Raise ValueError if the store holds another sample under one of the ids, and record those that it holds as seen."""
+        held = [k for i, k in {i: k for k, i in enumerate(ids)}.items() if i in store]
+        if held:
+            owners = None if subjects is None else [subjects[k] for k in held]
+            store.without_held(Add([ids[k] for k in held], x[held], y[held], owners), corrected=True)
+            self.seen.record(ids[k] for k in held)
 
     def _learn_unnamed(self, x: Tensor, y: Tensor) -> None:
         """Learn samples without ids."""

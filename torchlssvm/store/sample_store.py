@@ -870,12 +870,13 @@ class SampleStore:
         except (OSError, StoreError) as error:
             log.warning("%s: the events are applied, but a file beside them is not written: %s", self.path, error)
 
-    def without_held(self, event: Add) -> Add | None:
+    def without_held(self, event: Add, corrected: bool = False) -> Add | None:
         """Return the samples of an Add that the store does not hold yet, or None if the store holds all of them.
 
         A sample whose id is in the store is compared with the stored row, which stays unchanged. Features may differ by 1e-3 of
         the largest value of the row (TF32 has 10 bits) plus one step of the grid, because a network computes slightly different
-        values in another batch. Raises ValueError with the first id whose features, label or subject differ.
+        values in another batch. Raises ValueError with the first id whose features, label or subject differ. With
+        ``corrected``, the label of a sample that was relabelled may differ, and a sample that was replaced may differ in all.
         """
         held = self.table.held(event.ids)
         if not held:
@@ -884,13 +885,17 @@ class SampleStore:
         rows, codec = self.get([event.ids[k] for k in known]), self.table.codec
         x, here = event.x[known].to("cpu", torch.float64), rows.x.to(torch.float64)
         step = 0.0 if codec.steps is None else codec.steps.resolution
-        other_x = (x - here).abs().amax(1) > step + 1e-3 * here.abs().amax(1) if x.shape == here.shape else None
+        other_x = ~((x - here).abs().amax(1) <= step + 1e-3 * here.abs().amax(1)) if x.shape == here.shape else None
+        last = {position: self._journal.at(position) for position in set(rows.positions)} if corrected else {}
         mine, theirs = (
             labels or targets or [] for labels, targets in map(codec.labels_and_targets, (event.y[known].cpu(), rows.y))
         )
         for at, k in enumerate(known):
+            written = last.get(rows.positions[at])
+            if written is not None and written.kind == "replace":
+                continue
             differs = ["features"] if other_x is None or other_x[at] else []
-            if mine[at] != theirs[at]:
+            if mine[at] != theirs[at] and not (written is not None and written.kind == "relabel"):
                 differs.append("label")
             if rows.subjects[at] != event.subjects[k]:
                 differs.append("subject")
