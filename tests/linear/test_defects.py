@@ -36,6 +36,26 @@ def test_a_pickle_holds_no_weights_from_before_a_removal(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("way", ["remove", "clear"])
+@pytest.mark.parametrize("scale", [None, "std"])
+def test_a_pickle_of_an_emptied_head_is_that_of_a_new_one(kind: str, way: str, scale: str | None) -> None:
+    never, head = (HEADS[kind](rho=1.0, scale=scale) for _ in range(2))
+    head.add(GUEST, Y[:1]).predict(GUEST)
+    head.remove(GUEST, Y[:1]) if way == "remove" else head.clear()
+    data, empty = (pickle.dumps(pickle.loads(pickle.dumps(h))) for h in (head, never))
+    assert len(data) == len(empty)
+    assert head.grid is not None
+    for values in (
+        GUEST,
+        GUEST.double(),
+        head.grid.snap(GUEST),
+        head.grid.quantize(GUEST),
+        head.grid.quantize(GUEST).long(),
+    ):
+        assert values[0, 3:6].numpy().tobytes() not in data
+
+
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("way", ["remove", "clear", "forget_class"])
 def test_an_emptied_head_keeps_no_rho(kind: str, way: str) -> None:
     head = HEADS[kind](**({"per_class": True} if kind == "least squares" else {})).add(X, Y)

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.functional.gram import exact_products
-from torchlssvm.functional.sample_identity import fold_of, key_factors, row_words, secret_vectors
-from torchlssvm.linear.membership import RowList
+from torchlssvm.functional.sample_identity import fold_of, key_factors, row_names, row_words, secret_vectors
 
 J, K, N = 40, 3, 120
 GRID = FixedPoint(8.0)
@@ -221,8 +220,7 @@ def test_a_forgotten_class_is_not_held() -> None:
 def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
     """The attack succeeds on rows that are present, which the documentation says, and on no removed one."""
     h = head().add(X, Y)
-    h._rows.flush()
-    guess = RowList.of(words_of_a_guess(h), Y[:1].numpy(), None, None).hashed(h._rows.own_key()).rows[0]
+    guess = row_names(words_of_a_guess(h), np.array([[-1, int(Y[0])]]), h._rows.own_key())[0][:16]
     assert guess in h.state_dict()["membership"].numpy().tobytes()
     h.remove(X[:1], Y[:1])
     for left in (h.state_dict()["membership"].numpy().tobytes(), pickle.dumps(h)):
@@ -308,7 +306,7 @@ def play(history: list[tuple[str, int, int]], options: dict[str, Any]) -> None:
         if times:
             fresh.add(x[[i] * times], torch.full((times,), label))
     assert h.digest() == fresh.digest()
-    h._rows.flush()
+    h._rows.read_waiting()
     assert len(h._rows.held) == sum(n > 0 for n in held.values())
 
 

@@ -22,7 +22,7 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import checksum, pack
 from torchlssvm.linear.locking import catch_up
-from torchlssvm.linear.membership import RowCounts, rows_of
+from torchlssvm.linear.membership import add_counts, rows_of
 from torchlssvm.linear.pending import Changes, Tracking, add_weights
 from torchlssvm.statistics import Statistics
 from torchlssvm.untrusted import load_tensors
@@ -99,7 +99,7 @@ class Delta(Changes):
                 "Delta.like(head) is empty"
             )
         # Rows and weights of the samples are in the memory of this process only.
-        super().__init__(statistics, RowCounts() if statistics.empty else None, shared_key())
+        super().__init__(statistics, {} if statistics.empty else None, shared_key())
         self.fingerprint = fingerprint
         self.id = uuid.uuid4().hex if id is None else id
         self.uncertifiable: str | None = None
@@ -137,7 +137,7 @@ class Delta(Changes):
             head = head_of(target)
             changes = head.pending.changes()
             delta = cls(changes.statistics.copy(), fingerprint=fingerprint_of(target, fingerprint))
-            delta.rows = None if changes.rows is None else changes.rows.copy()
+            delta.rows = None if changes.rows is None else dict(changes.rows)
             delta.key, delta.weights = changes.key or delta.key, dict(changes.weights)
             delta.uncertifiable = head.uncertifiable
             name = head.pending.named()
@@ -165,7 +165,7 @@ class Delta(Changes):
         self.statistics.change([(batch, sign)])
         add_weights(self.weights, batch, sign)
         if self.rows is not None and self.key is not None and len(batch):
-            self.rows.add(rows_of(batch, self.key).hashed(self.key), sign)
+            add_counts(self.rows, rows_of(batch, self.key), sign)
         return self
 
     @property
@@ -306,7 +306,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
-        total = Changes(head.statistics.zero(), RowCounts(), head.pending.held_rows.key)
+        total = Changes(head.statistics.zero(), {}, head.pending.held_rows.key)
         for delta in deltas:
             total = total.plus(delta)
         if not total.statistics.empty:

@@ -27,7 +27,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.membership import RowCounts
+from torchlssvm.linear.membership import Counts, add_counts, count_negative, counts_from_array, counts_to_array
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 from torchlssvm.statistics.statistics import LARGEST_SUM
@@ -197,7 +197,7 @@ class Contribution:
         out.reuse_hashes(self.held, groups)  # of classes that did not change
         return out
 
-    def exchange_rows(self, peers: Peers, receives: bool, messages: list[Message]) -> RowCounts | None:
+    def exchange_rows(self, peers: Peers, receives: bool, messages: list[Message]) -> Counts | None:
         """Return the rows that are held after the exchange; None if the rows are not known."""
         keys = {m["key"] for m in messages} - {None}
         if len(keys) > 1 or not all(m["known"] for m in messages):
@@ -205,20 +205,18 @@ class Contribution:
         total = self.pending.agreed_rows()
         assert total is not None
         assert self.all.rows is not None
-        for part in peers.gather(torch.from_numpy(self.all.rows.to_array())):
+        for part in peers.gather(torch.from_numpy(counts_to_array(self.all.rows))):
             if receives:
-                total = total.plus(RowCounts.from_array(part.numpy()))
+                add_counts(total, counts_from_array(part.numpy()))
         return total
 
 
-def settle(peers: Peers, to: int | None, total: Statistics, rows: RowCounts | None, messages: list[Message]) -> str:
+def settle(peers: Peers, to: int | None, total: Statistics, rows: Counts | None, messages: list[Message]) -> str:
     """Check the sum on all ranks and return its digest. An error of any rank is raised on all ranks."""
     try:
         if to is None or to == peers.rank:
-            if rows is not None and rows.negative:
-                raise checks.removal_error(
-                    f"{counted(rows.negative, 'row')} would be removed more often than they are held"
-                )
+            if rows is not None and (short := count_negative(rows)):
+                raise checks.removal_error(f"{counted(short, 'row')} would be removed more often than they are held")
             total.canonicalize()
             if not total.empty and any(m["shrunk"] for m in messages):
                 total.check_counts(total.moments)

@@ -14,7 +14,6 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -58,17 +57,17 @@ class FixedPoint:
             raise ValueError(f"FixedPoint limit={self.limit!r} is too small for {self.bits} bits")
         object.__setattr__(self, "limit", float(self.limit))
 
-    @cached_property
+    @property
     def resolution(self) -> float:
         """The size of one step."""
         return float(self.limit / 2**self.bits)
 
-    @cached_property
+    @property
     def max_value(self) -> float:
         """The largest absolute value that the grid can represent."""
         return float(self.limit * 2**self.headroom)
 
-    @cached_property
+    @property
     def binary(self) -> bool:
         """True if the resolution is a power of two, so that scaling by it is exact in any float type."""
         return math.frexp(self.resolution)[0] == 0.5

@@ -110,3 +110,17 @@ def row_keys(rows: Iterable[Any], labels: NDArray[Any], key: bytes = b"") -> lis
         one.update(label.data)
         out.append(one.digest())
     return out
+
+
+def row_names(words: NDArray[np.int64], groups: NDArray[np.int64], key: bytes) -> list[bytes]:
+    """Name each row by 32 bytes: BLAKE2b-128 of its words and group under a key, then the group.
+
+    words: (B, 2); groups: (B, 2), the fold and label of each row.
+    """
+    start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
+    out = []
+    for row in np.hstack([words, groups]).astype("<i8", copy=False).view("V32").ravel().tolist():
+        one = start()
+        one.update(row)
+        out.append(one.digest() + row[16:])
+    return out

@@ -25,7 +25,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.discriminant_rule import check_rule, resolve_rule
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight, refuse_for_targets
 from torchlssvm.linear.locking import catch_up, exclusive
-from torchlssvm.linear.membership import HeldRows, RowCounts, StagedRows
+from torchlssvm.linear.membership import Counts, HeldRows, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.pending import Changes, Pending
 from torchlssvm.linear.solvers import SharedSolver, Solver, SolverOptions, make_solver, real_targets, weighted_labels
@@ -506,7 +506,7 @@ class LSSVMHead(LinearHead):
         if removes:
             self._check_whole()  # an interrupted update may have lost rows, so this check comes first
         evidence = self._evidence(rough) if removes else Evidence.PROVEN
-        rows, changes = (StagedRows(), changes) if rough else self._rows.stage(changes)
+        rows, changes = (StagedRows({}, []), changes) if rough else self._rows.stage(changes)
         with threads_for(0), self._changing():  # large sums and solves inside have all threads
             self._solver.release(sum(batch.x.shape[0] for batch, _ in changes))
             with self._tested(evidence) as sums:
@@ -585,7 +585,7 @@ class LSSVMHead(LinearHead):
             if shrinks and stats.drained:
                 self._emptied(stats)
 
-    def _hold(self, sums: Statistics, rows: RowCounts | None, key: bytes | None) -> None:
+    def _hold(self, sums: Statistics, rows: Counts | None, key: bytes | None) -> None:
         """Replace what is held by other sums (their parts, not copies) and rows, after an exchange."""
         with self._changing():
             self.statistics.take_over(sums)
@@ -660,7 +660,7 @@ class LSSVMHead(LinearHead):
         solver = make_solver(statistics, options, self.multiclass)
         solution = {k: checkpoint.moved(v, device) for k, v in self._solver.state().items()}
         solver.restore(solution, checkpoint.moved(self.P, device))
-        self._rows.flush()  # products that wait to be hashed would stay behind on the old device
+        self._rows.read_waiting()  # products that wait to be hashed would stay behind on the old device
         self._replace(statistics, solver, self.pending.to(statistics, self._rows), self.uncertifiable)
 
     def _replace(self, statistics: Statistics, solver: Solver, pending: Pending, uncertifiable: str | None) -> None:

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.sample_identity import id_hash, shared_key
-from torchlssvm.linear.membership import HeldRows, RowCounts
+from torchlssvm.linear.membership import (
+    Counts,
+    HeldRows,
+    add_counts,
+    count_negative,
+    counts_from_array,
+    counts_to_array,
+    fewest_rows,
+    sum_of_counts,
+)
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.wording import counted
@@ -36,18 +45,17 @@ class Changes:
     """
 
     statistics: Statistics
-    rows: RowCounts | None
+    rows: Counts | None
     key: bytes | None = None
-    weights: dict[bytes, int] = field(default_factory=dict)
+    weights: Counts = field(default_factory=dict)
 
     def plus(self, other: Changes, sign: int = 1) -> Changes:
         """Return the sum or difference. Rows with different keys cannot be compared, so the result does not know its rows."""
         theirs = other.statistics.to(self.statistics.device)
         rows, key = None, self.key or other.key
         if self.rows is not None and other.rows is not None and key == (other.key or key):
-            rows = self.rows.plus(other.rows, sign)
-        weights = dict(self.weights)
-        add_counts(weights, other.weights, sign)
+            rows = sum_of_counts(self.rows, other.rows, sign)
+        weights = sum_of_counts(self.weights, other.weights, sign)
         return Changes(self.statistics + theirs if sign > 0 else self.statistics - theirs, rows, key, weights)
 
     @property
@@ -62,7 +70,7 @@ class Changes:
         if stats.empty:
             return None
         by_label = stats.per_class and stats.targets == "multilabel"  # rows do not tell how many have a label
-        return 1 if self.rows is None or by_label else self.rows.least
+        return 1 if self.rows is None or by_label else fewest_rows(self.rows)
 
     def check_enough(self, min_samples: int) -> None:
         """Raise ValueError if the sums to be sent may be of fewer distinct samples than ``min_samples``."""
@@ -121,7 +129,7 @@ class Pending:
         self.statistics: Statistics | None = None
         self.id: str | None = None
         self._agreed: str | None = None  # the digest agreed on, if it was computed
-        self.carried, self.weights, self.shrunk = set[str](), dict[bytes, int](), False
+        self.carried, self.weights, self.shrunk = set[str](), Counts(), False
         self.held_rows.changed = None
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -146,7 +154,7 @@ class Pending:
         return self.held if self.statistics is None else self.statistics
 
     @property
-    def rows(self) -> RowCounts | None:
+    def rows(self) -> Counts | None:
         """Return the rows of the pending changes; None if they are not known."""
         held = self.held_rows.known()
         return held if self.tracking is Tracking.ALL else self.held_rows.changed
@@ -167,10 +175,10 @@ class Pending:
         """Return the sums that were agreed on."""
         return self.held.zero() if self.statistics is None else self.held - self.statistics
 
-    def agreed_rows(self) -> RowCounts | None:
+    def agreed_rows(self) -> Counts | None:
         """Return the rows that were agreed on; None if they are not known."""
         held, changed = self.held_rows.known(), self.rows
-        return None if held is None or changed is None else held.plus(changed, -1)
+        return None if held is None or changed is None else sum_of_counts(held, changed, -1)
 
     def agreed_digest(self) -> str:
         """Return the digest of the agreed state, "" if it is empty."""
@@ -195,7 +203,7 @@ class Pending:
         if self.statistics is not None:
             self.statistics.merge(changes.statistics, sign)
         if self.held_rows.changed is not None and changes.rows is not None:
-            self.held_rows.changed = self.held_rows.changed.plus(changes.rows, sign)
+            add_counts(self.held_rows.changed, changes.rows, sign)
         add_counts(self.weights, changes.weights, sign)
 
     def add_classes(self, k: int) -> None:
@@ -206,7 +214,7 @@ class Pending:
 
     def restart(self, digest: str | None, epoch: int) -> None:
         """Start from an agreement on the samples held, with nothing pending. ``digest``: None if it was not computed."""
-        nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else RowCounts())
+        nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else {})
         self._restart(nothing, digest, epoch)
 
     def agree(self) -> None:
@@ -245,7 +253,7 @@ class Pending:
         Both copies have the same id, so that their changes are not counted twice.
         """
         sums = None if self.statistics is None else self.statistics.copy().to(held.device)
-        changed = None if self.held_rows.changed is None else self.held_rows.changed.copy()
+        changed = None if self.held_rows.changed is None else dict(self.held_rows.changed)
         out = Pending(held, held_rows)
         out.__dict__.update(vars(self) | {"held": held, "held_rows": held_rows, "statistics": sums})
         out.merged, out.carried, out.weights = set(self.merged), set(self.carried), dict(self.weights)
@@ -256,7 +264,7 @@ class Pending:
         """Return JSON fields and tensors, with an id from now on. Changes that include removals are omitted."""
         some, rows = self.named() is not None, self.rows
         if self.statistics is not None and rows is not None:
-            self.shrunk = rows.negative > 0
+            self.shrunk = count_negative(rows) > 0
         lost = self.statistics is not None and self.shrunk and some
         meta = {
             "tracking": (Tracking.LOST if lost else self.tracking).value, "epoch": self.epoch, "id": self.id,
@@ -264,7 +272,9 @@ class Pending:
         }  # fmt: skip
         if self.statistics is None or lost:
             return meta, {}
-        return meta, self.statistics.state() | ({} if rows is None else {"rows": torch.from_numpy(rows.to_array())})
+        return meta, self.statistics.state() | (
+            {} if rows is None else {"rows": torch.from_numpy(counts_to_array(rows))}
+        )
 
     @classmethod
     def load(cls, meta: dict[str, Any], tensors: dict[str, Tensor], held: Statistics, held_rows: HeldRows) -> Pending:
@@ -277,7 +287,7 @@ class Pending:
             out.statistics = held.zero()
             out.statistics.load(tensors)
             if "rows" in tensors and held_rows.unchecked is None:
-                held_rows.changed = RowCounts.from_array(tensors["rows"].cpu().numpy())
+                held_rows.changed = counts_from_array(tensors["rows"].cpu().numpy())
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -300,7 +310,7 @@ def _digest(sums: Statistics) -> str:
     return "" if sums.empty else sums.digest()
 
 
-def add_weights(weights: dict[bytes, int], batch: SampleBatch, sign: int) -> None:
+def add_weights(weights: Counts, batch: SampleBatch, sign: int) -> None:
     """Add the weights of samples under the hashes of their ids, where they have ids."""
     if batch.ids is None:
         return
@@ -308,11 +318,3 @@ def add_weights(weights: dict[bytes, int], batch: SampleBatch, sign: int) -> Non
     counts = [1] * len(batch) if batch.mult is None else [int(m) for m in batch.mult.tolist()]
     for sample_id, count in zip(batch.ids, counts, strict=True):
         add_counts(weights, {id_hash(sample_id, key): count}, sign)
-
-
-def add_counts(counts: dict[bytes, int], other: dict[bytes, int], sign: int = 1) -> None:
-    """Compute counts += sign * other, and drop entries that become zero."""
-    for key, n in other.items():
-        counts[key] = counts.get(key, 0) + sign * n
-        if counts[key] == 0:
-            del counts[key]

@@ -86,14 +86,11 @@ def real_weights(solution: Solution, options: SolverOptions, standard: Standardi
 class SharedSolver:
     """All outputs share one matrix A (one-vs-rest, float targets)."""
 
-    standard: Standardization | None = None  # of the last solve, where features are standardised
-
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
         self._work: Tensor | None = None  # memory of the system, which holds the factor until the next solve reuses it
-        self.solution = self._fresh()
-        self.stale = not stats.empty
+        self.reset()
 
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
@@ -104,6 +101,7 @@ class SharedSolver:
     def reset(self) -> None:
         """Forget the cache, so that the next read solves from statistics."""
         self.solution = self._fresh()
+        self.standard: Standardization | None = None  # of the last solve, where features are standardised
         if self._work is not None and (self._work.device != self.stats.device or self._work.shape[0] < self.solution.D):
             self._work = None
         self.stale = not self.stats.empty
