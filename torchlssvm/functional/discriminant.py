@@ -22,14 +22,13 @@ The weights of the discriminant are therefore the least-squares weights times a 
 samples need no state beyond that of the least-squares head. The inverse exists: all eigenvalues of N M U are below 1, since
 A exceeds M^T N M by at least rho I.
 
-**Leaving samples out.** Remove samples x_i with weights t_i from class k, and let tau = sum t_i. With d_i = x_i - mu_k and
-e = sum t_i d_i, the remaining class has the weight n_k - tau and the mean mu_k - e / (n_k - tau). Its scatter decreases by
-sum t_i d_i d_i^T + e e^T / (n_k - tau). So B = S_w + rho I becomes B - E E^T, where E has one column for each removed sample
-and one for each class. By the Woodbury identity,
+**Leaving samples out.** Remove samples x_i with weights t_i. A class k with the weight tau_k among them keeps n_k - tau_k, and with
+d_i = x_i - mu_k and e_k = sum t_i d_i its mean becomes mu_k - e_k / (n_k - tau_k). Its scatter decreases by
+sum t_i d_i d_i^T + e_k e_k^T / (n_k - tau_k). So B = S_w + rho I becomes B - D^T M D with the rows d_i in D, and
 
-    (B - E E^T)^-1 = B^-1 + B^-1 E (I - E^T B^-1 E)^-1 E^T B^-1.
+    M = diag(t) + sum_k t_k t_k^T / (n_k - tau_k),      (B - D^T M D)^-1 = B^-1 + B^-1 D^T (I - M G)^-1 M D B^-1,
 
-A single sample gives a single column, sqrt(g) d with g = t n_k / (n_k - t). The mean of all samples moves by
+where t_k holds the weights of class k, zero elsewhere, and G = D B^-1 D^T. The mean of all samples moves by
 m' = -sum t_i (x_i - m) / n' with n' = n - tau. Centring on the new mean adds the same number,
 -m'^T B'^-1 x + m'^T B'^-1 m' / 2, to the scores of all classes.
 """
@@ -99,78 +98,41 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
     return WithinClass(lambda rows: torch.cholesky_solve(rows.mT, L).mT, S.trace(), means, counts, rho)
 
 
-def leave_one_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute scores (R, K) of samples, each without itself, at a fixed rho, and their leverages (R,).
+def leave_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute scores (b, L, K) of groups of L samples, each group by a head without it, and their joint leverages (b,).
 
-    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,). If a class loses its only sample, its score is below
-    all others.
+    x: (b, L, J), centred on the mean of all; y: labels (b, L); t: weights (b, L); at a fixed rho. If a class loses all of its
+    samples, its score is below all others.
     """
     means, counts = system.means, system.counts
-    Bm, Bx = system.solve(means), system.solve(x)  # B^-1 mu_k (K, J), B^-1 x (R, J)
-    n_k, own = counts[y], means[y]
-    d, Bd = x - own, Bx - Bm[y]
-    rest = n_k - t
-    alone = rest <= 0
-    rest = torch.where(alone, torch.ones_like(rest), rest)
-    g = torch.where(alone, torch.zeros_like(t), t * n_k / rest)
-    leverage = g * (d * Bd).sum(1)
-    factor = (g / (1 - leverage))[:, None]  # of B^-1 d d^T B^-1
-    xd = (Bd * x).sum(1, keepdim=True)
-    along = Bd @ means.mT  # d^T B^-1 mu_k
-    linear = x @ Bm.mT + factor * xd * along
-    square = (means * Bm).sum(1) + factor * along.square()
-    step = (t / rest)[:, None]
-    moved, Bmoved = own - d * step, Bm[y] - Bd * step  # the mean of the sample's own class
-    along = (Bd * moved).sum(1, keepdim=True)
-    own_linear = (Bmoved * x).sum(1, keepdim=True) + factor * xd * along
-    own_square = (Bmoved * moved).sum(1, keepdim=True) + factor * along.square()
-    linear, square = linear.scatter(1, y[:, None], own_linear), square.scatter(1, y[:, None], own_square)
-    left = counts.repeat(len(x), 1).scatter_add_(1, y[:, None], -t[:, None])
-    left.scatter_(1, y[:, None], left.gather(1, y[:, None]).masked_fill(alone[:, None], 0.0))
-    trace = system.trace - g * d.square().sum(1)
-    share = t / left.sum(1)  # m' = -share x
-    shift = (share + 0.5 * share.square()) * ((Bx * x).sum(1) + (factor * xd.square())[:, 0])
-    return _scores(linear, square, left, trace, system.rho, x.shape[1], shift), leverage
-
-
-def leave_group_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute scores (R, K) of the samples of one group by a head without the group, and their joint leverage, repeated (R,).
-
-    x: (R, J), centred on the mean of all; y: labels (R,); t: weights (R,).
-    """
-    hot = torch.nn.functional.one_hot(y, len(system.counts)).to(x.dtype) * t[:, None]  # (R, K)
-    d = x - system.means[y]
-    left = system.counts - hot.sum(0)
-    left = torch.where(left > 1e-12 * system.counts, left, torch.zeros_like(left))
-    kept = torch.where(left > 0, left, torch.ones_like(left))
-    e = hot.mT @ d  # (K, J)
-    means = system.means - e / kept[:, None]
-    touched = (hot.sum(0) > 0) & (left > 0)
-    E = torch.cat([d * t.sqrt()[:, None], (e / kept.sqrt()[:, None])[touched]])
-    BE = system.solve(E)
-    G = E @ BE.mT
-    leverage = torch.linalg.eigvalsh((G + G.mT) / 2)[-1:].expand(len(x))
-    K = torch.eye(len(E), dtype=x.dtype, device=x.device) - G
-
-    def solve(rows: Tensor) -> Tensor:
-        more: Tensor = torch.linalg.solve(K, BE @ rows.mT).mT @ BE
-        return system.solve(rows) + more
-
-    mean = -(t @ x)[None] / left.sum()  # m' (1, J)
-    Bm, Bmean = solve(means), solve(mean)
-    shift = 0.5 * (mean * Bmean).sum() - (x @ Bmean.mT)[:, 0]
-    trace = system.trace - E.square().sum()
-    linear, square = x @ Bm.mT, (means * Bm).sum(1)
-    return _scores(linear, square, left.expand(len(x), -1), trace, system.rho, x.shape[1], shift), leverage
-
-
-def _scores(linear: Tensor, square: Tensor, left: Tensor, trace: Tensor, rho: float, J: int, shift: Tensor) -> Tensor:
-    """Scores (R, K) from mu_k^T B^-1 x and mu_k^T B^-1 mu_k. left: weights of the classes (R, K); shift: (R,), of all."""
+    hot = torch.nn.functional.one_hot(y, len(counts)).to(x.dtype) * t[..., None]  # (b, L, K)
+    left = counts - hot.sum(1)
+    left = torch.where(left > 1e-12 * counts, left, torch.zeros_like(left))  # (b, K)
+    share = hot / torch.where(left > 0, left, torch.ones_like(left))[:, None]
+    share = share * (left > 0)[:, None]  # mu_k' = mu_k - share_k^T d
+    d = x - means[y]
+    M = torch.diag_embed(t) + share @ hot.mT
+    Bm, Bd = system.solve(means), system.solve(d.flatten(0, 1)).view_as(d)
+    G, A, xd = d @ Bd.mT, Bd @ means.mT, x @ Bd.mT  # d^T B^-1 d, d^T B^-1 mu, x^T B^-1 d
+    values, vectors = torch.linalg.eigh(M)
+    root = vectors * values.clamp(min=0.0).sqrt()[:, None]
+    inner = root.mT @ G @ root
+    leverage = torch.linalg.eigvalsh((inner + inner.mT) / 2)[:, -1]
+    Q = torch.linalg.solve(torch.eye(G.shape[1], dtype=G.dtype, device=G.device) - M @ G, M)
+    xQ, GQ = xd @ Q, G @ Q
+    xx = x @ (Bd + Bm[y]).mT + xQ @ xd.mT  # from here on with the inverse without the group
+    linear = x @ Bm.mT + xQ @ A - (xd + xQ @ G) @ share
+    own = (share * (2 * (A + GQ @ A) - (G + GQ @ G) @ share)).sum(1)
+    square = (means * Bm).sum(1) + (A * (Q @ A)).sum(1) - own
     n = left.sum(1)
-    scale = n * _inflation(rho * J, trace)
-    scores = scale[:, None] * (linear - 0.5 * square + shift[:, None]) + (left / n[:, None]).log()
-    lowest = scores.masked_fill(left <= 0, torch.inf).amin(1, keepdim=True)
-    return torch.where(left > 0, scores, lowest - 1.0)
+    mean = (t / n[:, None])[..., None]  # m' = -mean^T x
+    shift = xx @ mean + 0.5 * mean.mT @ xx @ mean
+    trace = system.trace - (M * (d @ d.mT)).sum((1, 2))
+    scale = n * _inflation(system.rho * x.shape[2], trace)
+    scores = scale[:, None, None] * (linear - 0.5 * square[:, None] + shift) + (left / n[:, None]).log()[:, None]
+    gone = (left <= 0)[:, None]
+    lowest = scores.masked_fill(gone, torch.inf).amin(2, keepdim=True)
+    return torch.where(gone, lowest - 1.0, scores), leverage
 
 
 def _inflation(ridge: Tensor | float, trace: Tensor) -> Tensor:

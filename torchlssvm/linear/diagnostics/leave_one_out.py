@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
-from torchlssvm.functional.discriminant import leave_group_out
-from torchlssvm.functional.discriminant import leave_one_out as leave_each_out
+from torchlssvm.functional.discriminant import leave_out
 from torchlssvm.functional.threads import share_out, threads_for
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, moved_scores
@@ -67,18 +66,17 @@ def _discriminant_scores(problem: Problem, change: SampleChange) -> Tensor:
     """Scores (B, K) of the discriminant, each row without its sample or group, at the rho in use."""
     view, labels = problem.view, change.y
     out = torch.zeros(len(change), view.num_classes, dtype=torch.float64, device=view.device)
-    leverage = torch.zeros(len(change), dtype=torch.float64, device=view.device)
-    condition = torch.zeros((), dtype=torch.float64, device=view.device)
+    leverage = out.new_zeros(change.count)
+    condition = out.new_zeros(())
     for weights, batches in problem.blocks(change, torch.arange(change.count, device=view.device)):
         system, mean = within_class(view.statistics, view.units, weights, view.standard)
         condition = torch.maximum(condition, 1.0 + system.trace / system.rho)
         t = problem.sample_weights(labels, weights, change.weight)
-        for _, rows in batches:
-            single = change.members is None
-            leave_out = leave_each_out if single else leave_group_out
-            for part in rows[:, 0].split(WHITENED_ROWS) if single else rows:
-                x = real_rows(view, change.x[part]) - mean
-                out[part], leverage[part] = leave_out(system, x, labels[part], t[part])
+        for numbers, rows in batches:
+            size = max(1, WHITENED_ROWS // rows.shape[1])
+            for some, part in zip(numbers.split(size), rows.split(size), strict=True):
+                x = real_rows(view, change.x[part.reshape(-1)]) - mean
+                out[part], leverage[some] = leave_out(system, x.view(*part.shape, -1), labels[part], t[part])
     lost = (
         float(condition / (1.0 - leverage.max()).clamp(min=1e-30)) * torch.finfo(torch.float64).eps if len(out) else 0.0
     )
