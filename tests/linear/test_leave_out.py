@@ -1,6 +1,7 @@
 """Leave-one-out, leave-group-out and influence against retraining, for every form of the head."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -316,8 +317,29 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
     assert head.influence(x[:0], y[:0], z, labels).shape == (0,)
 
 
-def test_lost_digits_are_reported() -> None:
-    x, y = torch.eye(4).double(), torch.tensor([0, 1, 0, 1])
-    head = LSSVMHead(4, 2, rho=1e-11, grid=FixedPoint(4.0), intercept="none").add(x, y)
+def judged(head: LSSVMHead, x: Tensor, y: Tensor) -> dict:
+    return {
+        "leave one out": lambda: head.leave_one_out(x, y),
+        "groups": lambda: head.leave_one_out(x, y, groups=y),
+        "influence": lambda: head.influence(x, y, x, on="scores"),
+        "loss": lambda: head.influence(x, y, x, y),
+        "rho": lambda: head.select_rho([head.rho], "loo", x, y, apply=False),
+    }
+
+
+@pytest.mark.parametrize("what", ["leave one out", "groups", "influence", "loss", "rho"])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_lost_digits_are_reported(what, offset) -> None:
+    """Samples that determine their own predictions at a tiny rho, and columns that are nearly one, in a head solved before."""
+    gen, y = torch.Generator().manual_seed(0), torch.arange(12) % 2
+    x = torch.eye(12).double() if not offset else torch.randn(12, 3, generator=gen).double() + offset
+    options = {"grid": FixedPoint(2.0**22, bits=26), "intercept": "none"}
+    head = LSSVMHead(x.shape[1], 2, rho=1e-11, **options).add(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _ = head.w
     with pytest.warns(NumericalWarning, match="lost digits"):
-        head.leave_one_out(x, y)
+        judged(head, x, y)[what]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        judged(LSSVMHead(x.shape[1], 2, rho=1.0, **(options | {"intercept": "free"})).add(x, y), x, y)[what]()

@@ -22,9 +22,9 @@ The weights of the discriminant are therefore the least-squares weights times a 
 samples need no state beyond that of the least-squares head. The inverse exists: all eigenvalues of N M U are below 1, since
 A exceeds M^T N M by at least rho I.
 
-**Leaving samples out.** Remove samples x_i with weights t_i. A class k with the weight tau_k among them keeps n_k - tau_k, and with
-d_i = x_i - mu_k and e_k = sum t_i d_i its mean becomes mu_k - e_k / (n_k - tau_k). Its scatter decreases by
-sum t_i d_i d_i^T + e_k e_k^T / (n_k - tau_k). So B = S_w + rho I becomes B - D^T M D with the rows d_i in D, and
+**Leaving samples out.** Remove samples x_i with weights t_i. A class k with the weight tau_k among them keeps the weight
+n_k - tau_k. With d_i = x_i - mu_k and e_k = sum t_i d_i, its mean becomes mu_k - e_k / (n_k - tau_k), and its scatter decreases
+by sum t_i d_i d_i^T + e_k e_k^T / (n_k - tau_k). So B = S_w + rho I becomes B - D^T M D with the rows d_i in D, and
 
     M = diag(t) + sum_k t_k t_k^T / (n_k - tau_k),      (B - D^T M D)^-1 = B^-1 + B^-1 D^T (I - M G)^-1 M D B^-1,
 
@@ -77,6 +77,7 @@ class WithinClass(NamedTuple):
         means: (K, J).
         counts: samples by class, or the sums of their weights (K,).
         rho: the ridge.
+        share: as in :class:`~torchlssvm.functional.whitened.Whitened`.
     """
 
     solve: Callable[[Tensor], Tensor]
@@ -84,6 +85,7 @@ class WithinClass(NamedTuple):
     means: Tensor
     counts: Tensor
     rho: float
+    share: float
 
 
 def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> WithinClass:
@@ -95,7 +97,8 @@ def within_class(S: Tensor, means: Tensor, counts: Tensor, rho: float) -> Within
         raise ValueError(
             f"rho = {rho:g} is too small for these features: the within-class scatter is singular in float64. Use a larger rho."
         )
-    return WithinClass(lambda rows: torch.cholesky_solve(rows.mT, L).mT, S.trace(), means, counts, rho)
+    share = float((L.diagonal() / L.norm(dim=1)).square().amin())
+    return WithinClass(lambda rows: torch.cholesky_solve(rows.mT, L).mT, S.trace(), means, counts, rho, share)
 
 
 def leave_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,6 +57,12 @@ class Spectrum(NamedTuple):
         w = self.Q @ (self.R / (self.s + rho)[:, None])
         return w, self.beta - self.mu @ w
 
+    def rounding(self, rhos: Tensor) -> Tensor:
+        """Bound the relative rounding error of scores (r,), by the condition of G + rho I in the range of G. rhos: (r,)."""
+        eps = torch.finfo(self.s.dtype).eps
+        low = self.s[self.s > eps * len(self.s) * self.s[-1]]
+        return eps * (self.s[-1] + rhos) / (low[:1].sum() + rhos)
+
     def dof(self, rhos: Tensor) -> Tensor:
         """Compute the effective degrees of freedom (r,). rhos: (r,)."""
         own = (self.s + rhos[:, None]).reciprocal_() @ self.s

@@ -31,13 +31,18 @@ WHITENED_ROWS = 1024
 
 
 class Whitened(NamedTuple):
-    """F = L^-1 (D, D) lower triangular; mu (D,); w (D, K) and beta (K,) with f = (v - mu) w + beta; n, or 0 if not centred."""
+    """F = L^-1 (D, D) lower triangular; mu (D,); w (D, K) and beta (K,) with f = (v - mu) w + beta; n, or 0 if not centred.
+
+    ``share`` is the least share of a column's square in A that the columns before it do not explain, so that eps / share
+    estimates the relative error of products with A^-1.
+    """
 
     F: Tensor
     mu: Tensor
     w: Tensor
     beta: Tensor
     n: float
+    share: float = 1.0
 
     @property
     def extra(self) -> float:

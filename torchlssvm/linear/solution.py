@@ -157,12 +157,14 @@ class Solution:
 
     def whitened(self) -> Whitened:
         """The system of the samples taken in, whitened by the factor of the last solve or, after changes, by one of P."""
+        share = 1.0
         if self.factored is None:
             F = from_inverse(self.inverse())
         else:
             factor, units = self.factored
-            F = inverse_lower(factor.L[: self.D, : self.D]).mul_(units)
-        return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0)
+            L = factor.L[: self.D, : self.D]
+            F, share = inverse_lower(L).mul_(units), float((L.diagonal() / L.tril().norm(dim=1)).square().amin())
+        return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0, share)
 
     def train(self, V: Tensor, y: Tensor, d: Tensor) -> None:
         """Take in the first samples by one solve. V: (n, D); y: (n, K); d: (n,) > 0."""

@@ -19,6 +19,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     Problem,
     SampleChange,
     check_labels,
+    check_leverages,
     check_samples,
     counts_after,
     held_rows,
@@ -160,10 +161,14 @@ def _moves(
     batches: list[tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[Tensor, Move]]:
     """Moves by some changes, a block of rows at a time, with the numbers of the changes (b,)."""
+    leverage = torch.zeros(change.count, dtype=torch.float64, device=change.x.device)
     for numbers, rows in batches:
         size = max(1, WHITENED_ROWS // rows.shape[1])
         for part, some in zip(numbers.split(size), rows.split(size), strict=True):
-            yield part, problem.moved(system, change, some, weights)
+            move = problem.moved(system, change, some, weights)
+            leverage[part] = move.leverage
+            yield part, move
+    check_leverages(change, leverage, system.share)
 
 
 def _from_nothing(problem: Problem, change: SampleChange, number: int, z: Tensor) -> Tensor:

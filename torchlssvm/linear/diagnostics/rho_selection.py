@@ -24,6 +24,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     gridded,
     problems,
     real_rows,
+    warn_lost_digits,
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
@@ -161,8 +162,16 @@ def leave_one_out_errors(
     parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, score: str
 ) -> Tensor:
     """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
-    if score == "accuracy":
-        return _wrong_left_out(parts, samples, rhos, main)
+    lost = torch.zeros_like(rhos)
+    errors = (_wrong_left_out if score == "accuracy" else _squares_left_out)(parts, samples, rhos, main, lost)
+    warn_lost_digits(float(lost[rhos == best_of(rhos, errors)].sum()))
+    return errors
+
+
+def _squares_left_out(
+    parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, lost: Tensor
+) -> Tensor:
+    """Mean squared errors (r,), and in ``lost`` (r,) a bound on the relative error of the scores that they come from."""
     total, weight = torch.zeros_like(rhos), 0.0
     for problem in parts:
         y, judged = (
@@ -174,6 +183,7 @@ def leave_one_out_errors(
             for pick in rows.split(WHITENED_ROWS):
                 blocks = path_residuals(own, projected, real_rows(problem.view, samples.x[pick]), y[pick], d[pick])
                 for part, residual, left in blocks:
+                    torch.maximum(lost, own.rounding(rhos) / left.amin(0), out=lost)
                     total += judged[pick][part] @ residual.square_().mean(1).div_(left.square_())
         weight += float(judged.sum())
     return total / weight
@@ -187,8 +197,10 @@ def _paths(problem: Problem, samples: SampleChange, rhos: Tensor, main: Spectrum
             yield own, project(own, rhos), problem.sample_weights(samples.y, weights, samples.weight), rows
 
 
-def _wrong_left_out(parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None) -> Tensor:
-    """Shares of wrong leave-one-out predictions (r,): all pairs are needed for each sample."""
+def _wrong_left_out(
+    parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, lost: Tensor
+) -> Tensor:
+    """Shares of wrong leave-one-out predictions (r,): all pairs are needed for each sample. lost: as above."""
     view, labels, total, judged = parts[0].view, samples.y, torch.zeros_like(rhos), samples.weight
     if parts[0].pair is None:
         judged = parts[0].sample_weights(labels, parts[0].class_weights(), judged)
@@ -202,6 +214,7 @@ def _wrong_left_out(parts: list[Problem], samples: SampleChange, rhos: Tensor, m
                 for part, residual, left in path_residuals(
                     own, projected, real_rows(view, samples.x[at]), y[at], d[at]
                 ):
+                    torch.maximum(lost, own.rounding(rhos) / left.amin(0), out=lost)
                     mine[at[part] - pick[0]] = y[at[part]][:, :, None] - residual / left[:, None, :]
             scores.append(mine)
         flat = torch.cat(scores, 1).permute(0, 2, 1).flatten(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.spectrum import LARGE_FEATURES, Spectrum, gcv_by_band, spectrum
@@ -292,6 +294,20 @@ class Move(NamedTuple):
     f: Tensor
     delta: Tensor
 
+    @property
+    def leverage(self) -> Tensor:
+        """The largest eigenvalue (b,) of D^(1/2) G D^(1/2), D the weights that leave; or the trace, a bound, if that is low.
+
+        For one sample that is removed, this is its leverage.
+        """
+        V = self.U * self.delta.clamp(max=0.0).neg().sqrt()[..., None]
+        bound = V.square().sum((1, 2))
+        if V.shape[1] > 1:
+            high = (bound > 0.5).nonzero()[:, 0]
+            V = V[high]
+            bound[high] = torch.linalg.eigvalsh(V @ V.mT if V.shape[1] <= V.shape[2] else V.mT @ V)[:, -1]
+        return bound
+
 
 class Problem:
     """One system: of all classes, or of two (``pair``: the first is +1)."""
@@ -328,7 +344,7 @@ class Problem:
         view = self.view
         base = normal.solve(view.statistics, view.units, view.intercept, weights, self.pair, standard=view.standard)
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.units)
-        return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
+        return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0, base.share)
 
     def whitened(self, weights: Tensor | None) -> Whitened:
         """As :meth:`solved`, but taken from the head's own solve if that is the same system."""
@@ -395,6 +411,33 @@ class Problem:
             if found is not None:
                 return found
         return self.spectrum(weights).gcv(rhos)
+
+
+def check_leverages(change: SampleChange, leverage: Tensor, share: float) -> None:
+    """Refuse samples or groups that cannot be held, and report lost digits. leverage: (changes,); share: of the system."""
+    if not len(leverage):
+        return
+    top, at = torch.stack([value.to(leverage.dtype) for value in leverage.max(0)]).tolist()  # one read of the device
+    error = torch.finfo(torch.float64).eps / max(share, 1e-300)
+    # 1e-6: the leverage of samples held is at most 1 plus this rounding; beyond it, the samples are not held
+    if top > 1 + max(1e-6, 10 * error):
+        what = "sample" if change.members is None else "the group of sample"
+        raise ValueError(
+            f"{what} {int(change.rows(int(at))[0])} has a leverage of {top:.4g}, more than 1: it is not among those held. "
+            "Leave-one-out takes the samples, labels and weights that were added."
+        )
+    warn_lost_digits(error / max(1.0 - top, 1e-300))
+
+
+def warn_lost_digits(error: float) -> None:
+    """Report a relative error of scores without a sample, if it is large. The error is a bound; real errors are lower."""
+    if error > 1e-6:
+        warnings.warn(
+            f"scores without a sample have lost digits: they may be off by {min(1.0, error):.0e} of their size, since a sample "
+            "determines its own prediction, or the features nearly determine one another. A larger rho is advised.",
+            NumericalWarning,
+            stacklevel=2,
+        )
 
 
 def counts_after(change: SampleChange, counts: Tensor) -> Tensor:
