@@ -252,15 +252,17 @@ def test_a_compiled_module_learns_as_the_module_does(tmp_path: Path) -> None:
     assert m.head.digest() == truth(*samples()).digest()
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
 def test_an_events_file_that_was_replaced_between_two_fits_is_read_from_its_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rewritten: bool
 ) -> None:
+    """A file that is deleted and made again may have the inode of the old one, as one that is rewritten."""
     events = tmp_path / "events.jsonl"
     line = '{{"kind": "remove", "ids": ["{}"], "event_id": "{}"}}\n'
     for ids in (["1"], ["2", "4", "5"]):
-        beside = tmp_path / "new.jsonl"
+        beside = events if rewritten else tmp_path / "new.jsonl"
         beside.write_text("".join(line.format(i, f"request {'abcdef'[int(i)]}") for i in ids))
-        beside.replace(events)
+        beside.replace(events)  # nothing happens to a file that was rewritten
         m = module(store=str(tmp_path / "store"))
         quiet(tmp_path, callbacks=[DataCorrection(events)]).fit(m, loader())
     assert m.head.n == 63

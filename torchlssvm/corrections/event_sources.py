@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
@@ -69,12 +69,16 @@ def as_item(value: Any) -> Item:
         return Item(None, value if isinstance(value, Mapping | str) else repr(value), str(error))
 
 
+MARKED_BYTES = 4096
+"""Bytes before the cursor by which a file is recognized: several events."""
+
+
 class FileSource:
     """Events as JSON, one per line, in a file that may still grow or that does not exist yet.
 
-    A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced, the new file is
-    read from its start; events that were already applied are not applied again. Blank lines and lines that start with ``#`` are
-    skipped, so you can edit the file by hand.
+    A line is read once it ends with a newline. The cursor is the position in bytes. If the file was replaced or rewritten since
+    the last reading, it is read from its start; events that were already applied are not applied again. Blank lines and lines
+    that start with ``#`` are skipped, so you can edit the file by hand.
 
     A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. Event
     ids stay in a store's journal permanently. The computed id is therefore a hash under a random key, which is kept beside the
@@ -85,8 +89,8 @@ class FileSource:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.cursor = 0
-        self.identity: list[int] | None = None
-        """Device and inode of the file that the cursor is for; None before the first reading."""
+        self.identity: list[int | str] | None = None
+        """Device, inode and :meth:`_mark` of the file that the cursor is for; None before the first reading."""
         self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
@@ -98,12 +102,14 @@ class FileSource:
             return items
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
-            found = [about.st_dev, about.st_ino]
-            if self.cursor and self.identity not in (None, found):
+            place = [about.st_dev, about.st_ino]
+            before = self.identity
+            shorter = about.st_size < self.cursor
+            other = before and (before[:2] != place or (not shorter and before[2:] != [self._mark(file)]))
+            if self.cursor and other:
                 log.warning("%s is another file than the one read before: it is read from its start", self.path)
                 self.cursor = 0
-            self.identity = found
-            if about.st_size < self.cursor:
+            elif shorter:
                 raise StoreError(
                     f"{self.path} has become shorter than the {self.cursor} bytes that were read of it: events are appended, "
                     "never taken out. Use another file for new ones."
@@ -116,7 +122,20 @@ class FileSource:
                 if line.strip() and not line.lstrip().startswith(b"#"):
                     items.append(self._parse(line))
                 self.cursor += len(line)
+            self.identity = [*place, self._mark(file)]
         return items
+
+    def _mark(self, file: BinaryIO) -> str:
+        """Return a keyed hash of the last lines before the cursor, or "" if the key cannot be kept.
+
+        The inode does not suffice, because a new file often gets the inode of the file that was deleted.
+        """
+        start = max(0, self.cursor - MARKED_BYTES)
+        file.seek(start)
+        last = file.read(self.cursor - start)
+        with contextlib.suppress(StoreError):
+            self._key = self._key or (read_or_make_key(self.path) if last else None)
+        return hashlib.blake2b(last, digest_size=16, key=self._key).hexdigest() if last and self._key else ""
 
     def _parse(self, line: bytes) -> Item:
         try:
@@ -130,8 +149,8 @@ class FileSource:
         return as_item(data)
 
     def seek(self, cursor: int) -> None:
-        """Go to a position in bytes."""
-        self.cursor = cursor
+        """Go to a position in bytes, in whichever file is there."""
+        self.cursor, self.identity = cursor, None
 
 
 def read_or_make_key(path: Path) -> bytes:

@@ -220,11 +220,11 @@ class DataCorrection(Callback):
             refuse_in_store(self.certificates)
         place = self._saved if store is None or self.follows else store.note(self.state_key) or {}
         cursor = place.get("cursor", 0)
-        if isinstance(self.source, FileSource):
-            self.source.identity = place.get("file")
         corrector.certified = self.certificates is not None
         if self.source is not None and self.source.cursor != cursor and ranks.is_first():
             self.source.seek(cursor)
+        if isinstance(self.source, FileSource):
+            self.source.identity = place.get("file")
         if store is not None and not (self.follows and self.position):
             self.position = cursor if self.follows and cursor else store.position
         self.corrector = corrector
