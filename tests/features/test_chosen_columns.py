@@ -162,7 +162,7 @@ def test_a_copy_keeps_the_grid_and_is_whole_or_absent(tmp_path: Path, monkeypatc
     assert not (tmp_path / "half").exists()
 
 
-def test_the_command_line_finds_the_chosen_columns(
+def test_a_named_network_with_chosen_columns_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torchvision")
@@ -173,10 +173,14 @@ def test_the_command_line_finds_the_chosen_columns(
     (tmp_path / "weights").mkdir()
     torch.save(build("squeezenet1_1").state_dict(), tmp_path / "weights" / "squeezenet1_1_imagenet.pt")
     monkeypatch.setenv("TORCHLSSVM_DATA", str(tmp_path))
-    clf = attach("squeezenet1_1", 2, layers="blocks", max_features=40, store=tmp_path / "wide")
+    clf = attach("squeezenet1_1", classes=["dark", "light"], layers="blocks", max_features=40, store=tmp_path / "wide")
     pictures = [Image.new("RGB", (32, 32), (60 * i, 90, 200)) for i in range(4)]
-    clf.add(pictures, torch.tensor([0, 0, 1, 1]), ids=range(4))
-    clf.restrict([3, 5, 7], store=tmp_path / "small").store.close()
+    clf.add(pictures, ["dark", "dark", "light", "light"], ids=range(4))
+    small = clf.restrict([3, 5, 7], store=tmp_path / "small")
+    small.save(tmp_path / "clf.pt")
+    again = AttachedClassifier.load(tmp_path / "clf.pt", "squeezenet1_1")
+    assert (again.source, again.predict(pictures, names=True)) == (clf.source, small.predict(pictures, names=True))
+    small.store.close()
     pictures[0].save(tmp_path / "a.png")
     assert main(["classify", str(tmp_path / "small"), "--images", str(tmp_path / "a.png")]) == 0
     with SampleStore(tmp_path / "small", readonly=True) as store:
@@ -199,19 +203,3 @@ def test_what_cannot_be_restricted(tmp_path: Path) -> None:
         wide(normalize="l2").add(x, Y).restrict([0])
     with pytest.raises(ValueError, match="MarginHead"):
         wide(head="margin").add(x, Y).restrict([0])
-
-
-def test_a_file_is_read_with_the_name_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchvision")
-    from PIL import Image
-
-    from torchlssvm.backbones import build
-
-    (tmp_path / "weights").mkdir()
-    torch.save(build("squeezenet1_1").state_dict(), tmp_path / "weights" / "squeezenet1_1_imagenet.pt")
-    monkeypatch.setenv("TORCHLSSVM_DATA", str(tmp_path))
-    clf = attach("squeezenet1_1", 2, classes=["dark", "light"])
-    pictures = [Image.new("RGB", (32, 32), (60 * i, 90, 200)) for i in range(4)]
-    clf.add(pictures, ["dark", "dark", "light", "light"]).save(tmp_path / "clf.pt")
-    again = AttachedClassifier.load(tmp_path / "clf.pt", "squeezenet1_1")
-    assert (again.source, again.predict(pictures, names=True)) == (clf.source, clf.predict(pictures, names=True))

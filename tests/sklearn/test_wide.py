@@ -126,14 +126,13 @@ def test_rows_are_added_and_removed(form, grid):
 def test_leave_one_out_in_the_dual(class_weight):
     rows = np.r_[0:40, 40:60:2]
     x, y = X[rows], Y[rows]
-    model = LSSVMClassifier(1.5, class_weight=class_weight, store_loo=True, calibration="temperature", **EXACT).fit(
-        x, y
-    )
+    model = LSSVMClassifier(1.5, class_weight=class_weight, calibration="temperature", **EXACT).fit(x, y)
+    scores = model.label_errors(x, y).scores
     assert isinstance(model.head_, DualHead)
     for i in (0, 31):
         rest = np.delete(np.arange(len(y)), i)
         alone = RidgeClassifier(1.5, class_weight=class_weight).fit(x[rest], y[rest]).decision_function(x[i : i + 1])
-        np.testing.assert_allclose(model.leave_one_out_[i], alone[0], atol=1e-9)
+        np.testing.assert_allclose(scores[i], alone[0], atol=1e-9)
     assert len(model.label_errors(x[5:9], y[5:9]).order) == 4
     with pytest.raises(ValueError, match="row 0"):
         model.label_errors(X[41:42], Y[41:42])
@@ -141,7 +140,7 @@ def test_leave_one_out_in_the_dual(class_weight):
     chosen = LSSVMClassifier(alphas=rhos, class_weight=class_weight, **EXACT).fit(x, y)
     errors = []
     for rho in rhos:
-        scores = LSSVMClassifier(rho, class_weight=class_weight, store_loo=True, **EXACT).fit(x, y).leave_one_out_
+        scores = LSSVMClassifier(rho, class_weight=class_weight, **EXACT).fit(x, y).label_errors(x, y).scores.numpy()
         counts = {c: len(y) / (3 * (y == c).sum()) if class_weight else 1.0 for c in "abc"}
         squares = np.square(scores - (2.0 * (y[:, None] == np.array(["a", "b", "c"])) - 1)).mean(1)
         errors.append(np.average(squares, weights=[counts[c] for c in y]))

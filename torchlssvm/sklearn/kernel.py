@@ -206,16 +206,7 @@ class IncrementalSVC(KernelClassifier):
     ``machine_`` is the :class:`~torchlssvm.IncrementalSVM`, and ``ids_`` the ids of its samples. Probabilities and label errors
     are computed from out-of-sample scores: five copies of the machine each unlearn a fifth of each class and score that fifth.
 
-    Args:
-        kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
-        C: the upper bound of the coefficients.
-        class_weight: factors of C for each class: None, ``"balanced"`` (n / (K n_k) for K classes, computed again after each
-            change of samples) or a dict from labels to weights.
-        gamma: ``"scale"`` (1 / (J var(X)), as in scikit-learn's SVC), ``"auto"`` (1 / J) or a number. ``"scale"`` uses the
-            samples of ``fit`` or of the first ``partial_fit``, and does not change later.
-        degree: the degree of ``"poly"``.
-        coef0: the constant term of ``"poly"``.
-        device: the device of the machine.
+    C is the upper bound of the coefficients. The other arguments are those of :class:`KernelLSSVMClassifier`.
     """
 
     def __init__(

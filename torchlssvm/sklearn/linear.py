@@ -207,11 +207,11 @@ class LinearEstimator(BaseEstimator):
         return None if isinstance(self.alphas, str) else self.alphas
 
     def _judge(self, X: Any, y: Array, weight: Array | None) -> None:
-        """Choose rho among ``alphas`` and the rule, and compute leave-one-out scores and a calibration, as the options say."""
-        store_loo, values, head = getattr(self, "store_loo", False), self._candidates(), self.head_
+        """Choose rho among ``alphas`` and the rule, and compute a calibration, as the options say."""
+        values, head = self._candidates(), self.head_
         calibrates = self.calibration is not None and not head._keeps_rows  # heads with rows calibrate when asked
         open_rule = isinstance(head, LSSVMHead) and has_open_rule(head)
-        if self.alphas is None and not calibrates and not store_loo and not open_rule:
+        if self.alphas is None and not calibrates and not open_rule:
             return
         kept = slice(None) if weight is None else weight > 0
         rows, targets = self._all_rows(X[kept]), self._here(y[kept])
@@ -222,15 +222,11 @@ class LinearEstimator(BaseEstimator):
             self.path_ = head.select_rho(values, self.selection, **samples)
         if open_rule:
             choose_rule(head, lambda: [(rows, targets, weights)])
-        if store_loo:
-            given = () if isinstance(head, DualHead) else (weights,)
-            self.leave_one_out_ = head.leave_one_out(rows, targets, *given).cpu().numpy()
         if calibrates:
             head.calibrate(rows, targets, self._calibration_method, weight=weights)
 
     def _judge_sums(self) -> None:
         """Choose rho again after a change of samples if the sums are enough for it. Otherwise keep the value that fit chose."""
-        self.__dict__.pop("leave_one_out_", None)  # they are of other samples
         head, dual = self.head_, isinstance(self.head_, DualHead)
         if not dual:
             head._choices.reopen_rho()  # with rho="gcv": chosen when it is next read
@@ -449,18 +445,17 @@ class LSSVMClassifier(LinearClassifier):
             float64 sums, removals are exact up to rounding (1e-12), and removing a sample that was not learned raises an error
             only if the sums reveal it. On a grid, sample weights must be integers, which count copies. If the first sample
             weights are fractions, ``"auto"`` means None.
-        store_loo: whether to store the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).
         device: the device of the head.
     """
 
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
         class_weight: Any = None, multiclass: str = "auto", rule: str = "auto", calibration: str | None = "auto",
-        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
+        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
         self.class_weight, self.multiclass, self.rule, self.calibration = class_weight, multiclass, rule, calibration
-        self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
     _sparse, _takes_indicators = "csr", True
 
@@ -536,12 +531,9 @@ class MarginClassifier(LinearClassifier):
             Default: ``fit`` uses ``rho``.
         selection: how ``fit`` chooses among ``alphas``: ``"kfold"`` (cross-validation) or ``"loo"`` (leave-one-out error).
         intercept: ``"free"``, ``"penalized"`` (as in ``LinearSVC``) or ``"none"``.
-        class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        calibration: ``"auto"``, ``"temperature"``, ``"platt"``, ``"isotonic"`` or None, as for :class:`LSSVMClassifier`.
-        normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``. ``coef_`` applies to normalized rows.
-        scale: None, or ``"std"`` to standardize features. The scale is computed again after ``partial_unfit``.
         grid: ``"auto"`` or a :class:`~torchlssvm.FixedPoint`.
-        device: the device of the head.
+
+    All other arguments are those of :class:`LSSVMClassifier`.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -572,27 +564,21 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of these. A
     ``NumericalWarning`` says if rounding loses much of a target.
 
-    Args:
-        rho: the regularization (scikit-learn's alpha), a number, or ``"gcv"`` to choose it by generalized cross-validation, and
-            again after each ``partial_fit`` or ``partial_unfit``. ``alpha_`` is the value in use.
-        alphas: a list of values of rho for ``fit`` to compare, or ``"path"`` for 100 values around the scale of the data.
-            Default: ``fit`` uses ``rho``.
-        selection: how ``fit`` chooses among ``alphas``: ``"loo"`` (leave-one-out error) or ``"gcv"``. If sums are used,
-            ``partial_fit`` and ``partial_unfit`` choose again only with ``"gcv"``.
-        intercept: ``"free"``, ``"penalized"`` or ``"none"``.
-        normalize: how each row is normalized: None, ``"l2"`` or ``"sqrt"``.
-        scale: None, or ``"std"`` to standardize features. The scale is computed again after ``partial_unfit``.
-        grid: ``"auto"``, a number (the largest feature), a :class:`~torchlssvm.FixedPoint`, or None for float64 sums.
-        store_loo: whether to store the exact leave-one-out predictions of the samples of ``fit`` in ``leave_one_out_`` (n, K).
-        device: the device of the head.
+    The arguments are those of :class:`LSSVMClassifier`.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = LSSVMRegressor().fit(X, y)
+    >>> bool(model.score(X, y) > 0.5), model.partial_unfit(X[:10], y[:10]).head_.n
+    (True, 432)
     """
 
     def __init__(
         self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
-        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", store_loo: bool = False, device: Any = None,
+        normalize: str | None = None, scale: str | None = None, grid: Any = "auto", device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
-        self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
