@@ -171,19 +171,20 @@ def from_pretrained(
         place = Path(snapshot_download(str(name), **options))
     config = read_config(place, name)
     expected = config["backbone_hash"]
+    J = config["in_features"]
+    try:
+        how = NetworkOptions(**config.get("network") or {"in_features": J})
+    except TypeError as error:
+        raise ValueError(f"{name} describes a network by options that do not exist: {error}") from error
     if backbone is not None and expected is not None and module_hash(backbone) != expected:
-        try:
-            backbone = make_features(backbone, NetworkOptions(**config.get("network") or {})).backbone
-        except TypeError as error:
-            raise ValueError(f"{name} describes a network by options that do not exist: {error}") from error
+        backbone = make_features(backbone, how).backbone
         if module_hash(backbone) != expected:
             raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
     scores = read_head(place, config, name) if statistics else read_weights(place, config)
     if backbone is None:
         return scores
     if statistics:
-        J = config["in_features"]
-        made = AttachedClassifier(Features(backbone, J, NetworkOptions(in_features=J)), scores)
+        made = AttachedClassifier(Features(backbone, J, how), scores)
         made.classes = config.get("class_names")
         return made
     return nn.Sequential(backbone.requires_grad_(False), FlatFeatures(next(scores.parameters()).dtype), scores).eval()

@@ -610,6 +610,11 @@ def test_a_folder_of_the_hub_and_a_saved_classifier(make: Any, head: str, tmp_pa
     again = AttachedClassifier.load(tmp_path / "clf.pt", model(), **given)
     assert torch.equal(again(batch), clf(batch))
     assert again.head.rule == clf.head.rule
+    AttachedClassifier.load(tmp_path / "clf.pt", clf.backbone, **given).save(tmp_path / "second.pt")
+    assert torch.equal(AttachedClassifier.load(tmp_path / "second.pt", model(), **given)(batch), clf(batch))
+    save_pretrained(again, tmp_path / "learner", statistics=True)
+    save_pretrained(from_pretrained(tmp_path / "learner", model(), statistics=True), tmp_path / "second")
+    assert_same_scores(from_pretrained(tmp_path / "second", model())(batch), clf(batch))
 
 
 @pytest.mark.parametrize("views", [("flip",), (brighter,)])

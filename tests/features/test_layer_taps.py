@@ -150,6 +150,7 @@ def test_the_network_is_frozen_and_saved():
     assert not any(p.requires_grad for p in taps.parameters())
     assert taps.train().training
     assert not taps.model.training
+    assert LayerTaps(network().bfloat16(), "blocks")(IMAGES.bfloat16()).dtype == torch.float64
     again = LayerTaps(Network(), "blocks", max_features=4)
     again.load_state_dict(taps.state_dict())
     assert torch.equal(again(IMAGES), taps(IMAGES))

@@ -375,18 +375,19 @@ def _is_block(module: nn.Module) -> bool:
 
 def guess_input(model: nn.Module) -> Any:
     """Return a small batch that the network accepts. Raises ValueError if its input cannot be guessed."""
-    device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
+    like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), torch.zeros(0))
+    device = like.device
     config = getattr(model, "config", None)
     if hasattr(config, "vocab_size"):
         ids = torch.zeros(1, 4, dtype=torch.int64, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     timm = getattr(model, "default_cfg", None)
     if isinstance(timm, dict) and timm.get("input_size") is not None:
-        return torch.zeros(1, *timm["input_size"], device=device)
+        return like.new_zeros(1, *timm["input_size"])
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             side = getattr(model, "image_size", None) or getattr(config, "image_size", None) or 64
-            return torch.zeros(1, layer.in_channels, side, side, device=device)
+            return like.new_zeros(1, layer.in_channels, side, side)
         if isinstance(layer, nn.Linear):
-            return torch.zeros(1, layer.in_features, device=device)
+            return like.new_zeros(1, layer.in_features)
     raise ValueError(f"cannot tell what {type(model).__name__} takes: give a batch of it, example=batch")

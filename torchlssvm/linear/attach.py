@@ -1056,7 +1056,7 @@ class AttachedClassifier(nn.Module):
             raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
         model, source, prepare = _load_network(model, tokenizer, preprocess)
         if model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]:
-            features = Features(model, J, NetworkOptions(in_features=J))  # the backbone itself
+            features = Features(model, J, how)  # the backbone itself
         else:
             features = make_features(model, how._replace(views=tuple(views or how.views), feature_map=feature_map))
         fitting = new_head(head.to(features.device or "cpu"), features, head.num_classes, {})
