@@ -25,6 +25,7 @@ from torchlssvm import (
     OneVsOne,
     OneVsRest,
 )
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import (
@@ -254,6 +255,15 @@ def test_checkpoints_of_a_module_of_ones_own_are_registered(tmp_path: Path) -> N
         run.save_checkpoint(tmp_path / "a.ckpt")
         receipt = store.apply(Remove(ids=["3"]))
         assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(tmp_path / "a.ckpt")]
+
+
+def test_the_head_of_a_store_is_not_fitted_beside_it(tmp_path: Path) -> None:
+    x, y = data("LSSVMHead")
+    with SampleStore(tmp_path / "store", head=HEADS["LSSVMHead"](J)) as store:
+        store.apply(Add(ids=[str(i) for i in range(N)], x=x, y=y))
+        with pytest.raises(StoreError, match="belongs to a store"):
+            quiet(tmp_path, callbacks=[FitHead(features=lambda x: x)]).fit(Plain(store.head), loader(9))
+        assert store.head.n == N
 
 
 def test_checkpoints_are_registered_by_one_who_follows_a_store(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.support.lightning_tools import (
 )
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
-from torchlssvm.lightning import DataCorrection, Indexed, LSSVMModule, ResumableLoader
+from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, PredictionFile, ResumableLoader
 from torchlssvm.store import SampleStore
 
 
@@ -238,8 +238,11 @@ def test_a_trial_run_learns_nothing_into_the_store(tmp_path: Path) -> None:
     m, events = module(store=str(tmp_path / "store")), tmp_path / "events.jsonl"
     events.write_text('{"kind": "remove", "ids": ["3"], "event_id": "e"}\n')
     correction = DataCorrection(events, certificates=tmp_path / "certificates")
-    quiet(tmp_path, fast_dev_run=True, callbacks=[correction]).fit(m, loader())
-    assert not (tmp_path / "store").exists()
+    files = LabelAudit(tmp_path / "suspects.jsonl"), PredictionFile(tmp_path / "predictions.csv")
+    trial = quiet(tmp_path, fast_dev_run=True, callbacks=[correction, *files])
+    trial.fit(m, loader())
+    trial.predict(m, loader())
+    assert not any((tmp_path / name).exists() for name in ("store", "suspects.jsonl", "predictions.csv"))
     assert correction.reports == []
     m = module(store=str(tmp_path / "store"))
     quiet(tmp_path, callbacks=[correction]).fit(m, loader())

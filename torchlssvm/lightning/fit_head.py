@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import check_interval, find_features, find_head, frozen, log_metrics
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
 
@@ -48,7 +48,10 @@ class FitHead(Callback):
         self.fits = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fit, if this is the moment."""
+        """Fit, if this is the moment. Raises StoreError for the head of a store, which has its own samples."""
+        head = find_head(pl_module, self.head)
+        if isinstance(head, LinearHead):
+            head._refuse_in_store("learn the samples itself, by store.apply(Add(...)) or LSSVMModule(store=...)")
         if self.when == "fit_start":
             self.fit(trainer, pl_module)
 

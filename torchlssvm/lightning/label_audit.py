@@ -99,8 +99,8 @@ class LabelAudit(Callback):
         self._kept.update(zip(ids, zip(x, y, strict=True), strict=True))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit every ``every`` epochs."""
-        if (trainer.current_epoch + 1) % self.every == 0:
+        """Audit every ``every`` epochs. A trial run (``fast_dev_run``) leaves the file as it is."""
+        if (trainer.current_epoch + 1) % self.every == 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.audit(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

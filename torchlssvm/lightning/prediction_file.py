@@ -56,7 +56,9 @@ class PredictionFile(Callback):
             self._rows.append((dataloader_idx, number, None if ids is None else str(ids[k]), scores))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file, on the first rank, and print where it is."""
+        """Write the file, on the first rank, and print where it is. A trial run (``fast_dev_run``) leaves the file as it is."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         rows = sorted(row for part in ranks.gather(self._rows) for row in part)
         self._rows = []
         targets = targets_of(getattr(pl_module, "head", None))
