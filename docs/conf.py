@@ -3,16 +3,13 @@
 .venv/bin/sphinx-build -W -n -b html docs docs/_build/html && .venv/bin/python docs/check_site.py docs/_build/html
 """
 
-import os
 import socket
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small; figures do not hang on the number of cores
 
 import inventories  # noqa: E402
 from docutils import nodes  # noqa: E402
@@ -40,13 +37,12 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx_gallery.gen_gallery",
     "plain_docstrings",
     "existing_names",
     "module_code",
     "mathml",
 ]
-exclude_patterns = ["_build", "tutorials", "**/README.md"]
+exclude_patterns = ["_build"]
 highlight_language = "none"  # formulas in docstrings
 nitpicky = True
 nitpick_ignore_regex = [
@@ -54,7 +50,6 @@ nitpick_ignore_regex = [
     ("py:class", r"(T|P|R|optional|np\..*)"),  # type variables
 ]
 suppress_warnings = [
-    "config.cache",  # the order of the tutorials is a class
     "toc.not_included",  # a page may be found by links alone
 ]
 
@@ -73,21 +68,6 @@ add_module_names = False
 
 # Names of other libraries, from inventories of just what is named here
 intersphinx_mapping = inventories.mapping(DOCS / "inventories", DOCS / "_build" / "inventories")
-
-# Tutorials: scripts that are run while the site is built
-warnings.filterwarnings("ignore", message=".*(IProgress|sync_dist|num_workers|log_every_n_steps).*")
-sphinx_gallery_conf = {
-    "examples_dirs": "tutorials",
-    "gallery_dirs": "gallery",
-    "filename_pattern": r"\.py$",
-    "within_subsection_order": "FileNameSortKey",
-    "abort_on_example_error": True,
-    "download_all_examples": False,
-    "show_signature": False,
-    "min_reported_time": 1e9,
-    "write_computation_times": False,
-    "plot_gallery": True,
-}
 
 # Pages
 html_theme = "furo"

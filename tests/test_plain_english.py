@@ -27,7 +27,7 @@ PATTERN = re.compile("|".join(rf"\b{re.escape(phrase)}(?!\w)" for phrase in BANN
 
 def pages() -> list[Path]:
     listed = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
-    return [path for path in listed if "_build" not in path.parts and "gallery" not in path.parts]
+    return [path for path in listed if "_build" not in path.parts]
 
 
 def spoken(path: Path) -> str:
