@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from collections.abc import Callable
@@ -127,3 +128,51 @@ def test_pairs_with_a_single_sample_leave_rho_to_the_others() -> None:
     assert np.isfinite(head.rho)
     lonely = LSSVMHead(20, 4, multiclass="ovo").add(X[:2], torch.tensor([0, 1]))
     assert lonely.predict(X[:1]).shape == (1,)
+
+
+def test_the_bound_of_saved_float_sums_is_of_the_samples_held() -> None:
+    """A bound of all that went through them would be twice the largest square of a removed sample larger."""
+
+    def bound(head: LSSVMHead) -> float:
+        return float(json.loads(bytes(head.state_dict()["statistics.meta"].numpy()))["gross"])
+
+    never, head = (LSSVMHead(20, 3, grid=None, rho=1.0).add(X, Y) for _ in range(2))
+    head.add(1000 * GUEST, Y[:1]).remove(1000 * GUEST, Y[:1])
+    assert bound(head) == pytest.approx(bound(never), rel=1e-6)
+
+
+def reached(value: Any, seen: set[int]) -> list[torch.Tensor]:
+    """Every tensor that can be reached from an object, with its whole storage."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return [torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())]
+    inside = (
+        [*dict.values(value)] if isinstance(value, dict) else value
+    )  # not value.values(): LiveBuffers would be refreshed
+    inside = inside if isinstance(inside, list | tuple | set) else []
+    return [t for part in [*inside, *getattr(value, "__dict__", {}).values()] for t in reached(part, seen)]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("rows", [1, 400], ids=["few", "many"])
+def test_a_removed_row_is_not_in_memory(kind: str, rows: int) -> None:
+    """Neither in the memory in which rows are put on the grid, nor in that of rows that wait."""
+    head = HEADS[kind](rho=1.0).add(X, Y)
+    x, y = (t.repeat(5, *[1] * (t.ndim - 1))[:rows] for t in (X + 1 / 64, Y))
+    x[0] = GUEST[0]
+    q = head.grid.quantize(GUEST)[0]
+
+    def found() -> bool:
+        tensors = [t.double() for t in reached(head, set())]
+        return any(bool(((t[:-2] == q[4]) & (t[1:-1] == q[5]) & (t[2:] == q[6])).any()) for t in tensors if len(t) > 2)
+
+    head.add(x, y)
+    waits = found()
+    head.predict(X)
+    head.remove(x, y)
+    head.predict(X)
+    head.digest()
+    assert not found()
+    assert waits == (rows == 1 or kind == "margin")  # the search finds what is there

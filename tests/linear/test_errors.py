@@ -509,6 +509,7 @@ def test_unknown_options(options: dict[str, Any], fact: str) -> None:
         ({"limit": 1.0, "bits": 20, "headroom": 7}, "headroom"),
         ({"limit": 1.0, "bits": 1.5}, "1.5"),
         ({"limit": 1e-300}, "1e-300"),
+        ({"limit": 1e308}, "1e+308"),
     ],
     ids=repr,
 )

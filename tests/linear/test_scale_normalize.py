@@ -295,6 +295,27 @@ def test_constant_after_a_removal_and_rows_never_held():
 
 
 @pytest.mark.parametrize(
+    "refused",
+    [
+        lambda h, x, y, other: h.remove(x, y),
+        lambda h, x, y, other: h.update(remove=(x, y)),
+        lambda h, x, y, other: h.__isub__(other),
+    ],
+    ids=["remove", "update", "subtract"],
+)
+def test_float_sums_take_no_removal_that_could_leave_a_constant_column(refused):
+    def head(rows):
+        return LSSVMHead(3, 2, grid=None, scale="std", rho=1.0).add(x[rows], y[rows])
+
+    x, y = torch.randn(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 2
+    x[:, 2], x[7, 2] = 3.7, 900.0  # without row 7 the last column is constant
+    h, before = head(slice(None)), head(slice(None))(x)
+    with pytest.raises(ValueError, match="grid"):
+        refused(h, x[[7]], y[[7]], head([7]))
+    assert torch.equal(h(x), before)
+
+
+@pytest.mark.parametrize(
     "options", [{"normalize": "l2"}, {"normalize": "sqrt", "scale": "std"}, {"scale": "std"}], ids=str
 )
 def test_a_store_keeps_rows_that_can_be_removed(options, tmp_path):

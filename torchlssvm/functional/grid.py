@@ -53,8 +53,9 @@ class FixedPoint:
                 f"FixedPoint needs bits >= 1, headroom >= 0 and bits + headroom <= {MAX_STEPS_BITS}, "
                 f"got bits={self.bits}, headroom={self.headroom}"
             )
-        if not self.resolution > 2.0**-1000:
-            raise ValueError(f"FixedPoint limit={self.limit!r} is too small for {self.bits} bits")
+        if not 2.0**-1000 < self.resolution < 2.0**500:  # so that its square is a finite number
+            size = "small" if self.resolution < 1 else "large"
+            raise ValueError(f"FixedPoint limit={self.limit!r} is too {size} for {self.bits} bits")
         object.__setattr__(self, "limit", float(self.limit))
 
     @property
@@ -80,7 +81,7 @@ class FixedPoint:
         FixedPoint(limit=4.0, bits=16, headroom=10)
         """
         exponent = 0 if largest == 0 else math.ceil(math.log2(largest))
-        if not -900 < exponent < 900:
+        if not -900 < exponent < 500:
             raise GridError(f"no grid fits values as large as {largest!r}: rescale the features")
         return cls(limit=2.0**exponent, bits=bits, headroom=MAX_STEPS_BITS - bits)
 

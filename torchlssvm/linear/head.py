@@ -505,6 +505,7 @@ class LSSVMHead(LinearHead):
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
             self._check_whole()  # an interrupted update may have lost rows, so this check comes first
+            stats.check_removable()
         evidence = self._evidence(rough) if removes else Evidence.PROVEN
         rows, changes = (StagedRows({}, []), changes) if rough else self._rows.stage(changes)
         with threads_for(0), self._changing():  # large sums and solves inside have all threads
@@ -572,6 +573,8 @@ class LSSVMHead(LinearHead):
         stats, sums = self.statistics, changes.statistics
         self._check_whole()
         stats.compatible(sums)
+        if sign < 0:
+            stats.check_removable()
         rows = self._rows.joined(changes.rows, changes.key, sign)
         evidence = Evidence.PROVEN if shrinks else Evidence.NONE
         if shrinks and rows is None:

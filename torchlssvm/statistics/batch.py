@@ -258,7 +258,7 @@ def _warn_if_coarse(x: Tensor, grid: FixedPoint, standardized: bool) -> None:
     If columns are ``standardized``, every column matters. Otherwise columns with a small deviation have little effect, so only
     the column that varies most is tested.
     """
-    if x.is_sparse or len(x) < 2 or checks.is_fake(x):
+    if x.is_sparse or len(x) < 2:
         return
     deviation = x.to(torch.float64).std(0) / grid.resolution
     worst = torch.where(deviation > 0, deviation, torch.inf).amin() if standardized else deviation.amax()
@@ -283,8 +283,6 @@ def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, stats: Statistics) ->
     compared with the variation of the column, or with the column itself if it does not vary. Of fewer than 8 rows, which may be
     alike by chance, the samples held count too.
     """
-    if checks.is_fake(y):
-        return
     noise = (4 * torch.finfo(y.dtype).eps) ** 2
     y = y.to(torch.float64)
     spread, mean = torch.var_mean(y, 0, correction=0)

@@ -495,11 +495,8 @@ class Statistics:
         if not changes:
             return []
         self.check_whole()
-        if not self.exact and self.scale is not None and any(s < 0 for _, s in changes):
-            raise ValueError(
-                "scale='std' with grid=None takes no removals: rounding in float64 sums cannot tell a feature that has become "
-                'constant from one that varies little. Use a grid, e.g. grid="auto". Nothing was changed.'
-            )
+        if any(s < 0 for _, s in changes):
+            self.check_removable()
         first, held = changes[0][0], evidence is not Evidence.NONE
         removes = held and any(s < 0 for _, s in changes)
         if held and self.accumulator is None and all(s < 0 for _, s in changes):
@@ -525,6 +522,14 @@ class Statistics:
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
         return None if self.per_class and self.kind == "values" else views
+
+    def check_removable(self) -> None:
+        """Raise ValueError for standardized features without a grid, whose scale after a removal float64 sums do not tell."""
+        if not self.exact and self.scale is not None:
+            raise ValueError(
+                "scale='std' with grid=None takes no removals: rounding in float64 sums cannot tell a feature that has become "
+                'constant from one that varies little. Use a grid, e.g. grid="auto". Nothing was changed.'
+            )
 
     def check_counts(self, moments: Tensor) -> None:
         """Raise RemovalError if the count of a class, or of all samples, would fall below zero. moments: as held."""
@@ -703,6 +708,8 @@ class Statistics:
         other.check_whole()
         if other.accumulator is None:
             return
+        if sign < 0:
+            self.check_removable()
         held = evidence is not Evidence.NONE
         if held and sign < 0 and self.accumulator is None:
             raise checks.removal_error("the machine is empty")
@@ -875,12 +882,12 @@ class Statistics:
         """Return everything as flat tensors, to be saved. They contain no raw samples and no trace of removed ones."""
         self.canonicalize()
         sums = self.group_sums()
-        known = self.exact and not self.empty
-        bound = bound_sums(list(sums.values()), self.moments) if known else self.bound  # not of what went through them
+        # a bound on the sums held, which does not tell what else went through them
+        bound = 0.0 if self.empty else bound_sums(list(sums.values()), self.moments)
         meta = self.header() | {"exact": self.exact, "gross": bound, "n": self._weight}
         out = {"counts": self.moments.clone()}
         if not self.empty:
-            meta["groups"] = groups = sorted(g for g, v in sums.items() if not known or bool(v.any()))
+            meta["groups"] = groups = sorted(g for g, v in sums.items() if not self.exact or bool(v.any()))
             if groups:
                 out["sums"] = torch.stack([sums[g] for g in groups])
         return out | {"meta": bytes_to_tensor(json.dumps(meta).encode())}
