@@ -647,7 +647,7 @@ class Count(TorchDispatchMode):
 
 @pytest.mark.parametrize("bulk", ["add", "load", "C"])
 def test_the_first_change_after_a_bulk_change_factors_nothing(bulk):
-    """It extends the factor (add) or solves with it (remove); the inverse waits until 64 removals have come together."""
+    """It solves with the factor; the inverse waits until 64 rows have come together."""
     machine, ids = filled(200)
     if bulk == "load":
         twin, _ = filled(0)

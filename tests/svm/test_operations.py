@@ -80,7 +80,10 @@ def test_a_callback_may_read_and_not_change():
         assert len(svm.trajectory) == events
 
 
-@pytest.mark.parametrize("wrong", [True, [True], torch.tensor([True, False]), [1.0], torch.tensor([1.0]), "1", [None]])
+@pytest.mark.parametrize(
+    "wrong",
+    [True, [True], torch.tensor([True, False]), [1.0], torch.tensor([1.0]), torch.ones(2, 3), "1", [None], None],
+)
 @pytest.mark.parametrize("machine", [IncrementalSVM, KernelLSSVM, LagrangianSVM])
 def test_ids_are_integers(machine, wrong):
     svm = machine(RBF(gamma=1.0))

@@ -41,14 +41,12 @@ from torchlssvm.functional.whitened import inverse_lower
 class Term(NamedTuple):
     """A change of U by ``sign`` Z^T Z and of h = U t by ``sign`` Z^T v.
 
-    ``L`` (k, k) is the Cholesky factor of the block that was inverted. The module's docstring defines ``share``, which is zero,
-    negative or NaN if the block is not positive definite.
+    The module's docstring defines ``share``, which is zero, negative or NaN if the block is not positive definite.
     """
 
     Z: Tensor  # (k, N)
     v: Tensor  # (k, m)
     sign: int
-    L: Tensor  # (k, k)
     share: Tensor
 
 
@@ -68,9 +66,9 @@ def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:
     R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t; Q: (k, k) the block of Q that is removed.
     """
     U = R[:, slots]
-    L, W, info = _factor(U)
+    W, info = _inverse_factor(U)
     share = (U * Q).sum().reciprocal()
-    return Term(W @ R, W @ h[slots], -1, L, share if info is None else torch.where(info == 0, share, 0.0))
+    return Term(W @ R, W @ h[slots], -1, share if info is None else torch.where(info == 0, share, 0.0))
 
 
 def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tensor, tc: Tensor, N: int) -> Term:
@@ -79,19 +77,18 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tenso
     B: (k, M) = Q_c U, M <= N; Qc: (k, M) zero at the new places; Qcc: (k, k); slots: (k,) the new places, below N; t: (M, m)
     the right-hand sides of the old rows; tc: (k, m) the right-hand sides of the new rows.
     """
-    L, W, info = _factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
+    W, info = _inverse_factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
     Z = constant_pad_nd(W.neg() @ B, (0, N - B.shape[1]))
     Z[:, slots] = W
     # The diagonal of S^-1 = W^T W against that of Q_cc.
     share = (W.square().sum(0).max() * Qcc.diagonal().max()).reciprocal()
     v = W @ torch.addmm(tc, B, t, alpha=-1.0)
-    return Term(Z, v, 1, L, share if info is None else torch.where(info == 0, share, 0.0))
+    return Term(Z, v, 1, share if info is None else torch.where(info == 0, share, 0.0))
 
 
-def _factor(S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for k = 1, where a NaN root shows a failure)."""
+def _inverse_factor(S: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return L^-1 for S = L L^T (k, k), and LAPACK's info (None for k = 1, where a NaN root shows a failure)."""
     if S.shape[0] == 1:
-        L = S.sqrt()
-        return L, L.reciprocal(), None
+        return S.rsqrt(), None
     L, info = torch.linalg.cholesky_ex(S)
-    return L, inverse_lower(L), info
+    return inverse_lower(L), info

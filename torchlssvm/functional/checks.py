@@ -106,7 +106,7 @@ def id_list(ids: Any) -> list[int]:
     if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
         return [int(i) for i in ids.reshape(-1).tolist()]
     if isinstance(ids, Iterable) and not isinstance(ids, str | bytes):
-        out: list[Any] = [i.item() if isinstance(i, Tensor | np.generic) else i for i in ids]
+        out: list[Any] = [i.item() if isinstance(i, Tensor | np.generic) and not i.ndim else i for i in ids]
         if all(isinstance(i, int) and not isinstance(i, bool) for i in out):
             return out
     raise ValueError(f"ids must be integers, as add returned them, got {ids!r}")

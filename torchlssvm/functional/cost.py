@@ -59,7 +59,7 @@ def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: boo
     of a matrix product. Let r = n + added - removed be the number of samples after the change. Factoring their matrix takes
     r^3 / 3 flops and the inverse 2 r^3 / 3 more, at about half that rate, in addition to the kernel evaluations. If the inverse
     is known, updating is cheaper until its flops reach 2 r^3. If only a factor is known (after a bulk change), each row takes
-    2 n^2 flops in two triangular solves, so updating pays for up to r / 6 rows, of which at most DEFERRED_ROWS are removed.
+    2 n^2 flops in two triangular solves, so updating pays for up to r / 6 rows, of which DEFERRED_ROWS can be collected.
     If the matrix is kept (``gram``), updating several rows pays only if the update and its bookkeeping are cheaper than a
     factorization. Updating one row always pays.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures these costs.
@@ -73,4 +73,4 @@ def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: boo
         return False
     if inverse:
         return update < 2 * left**3
-    return removed <= DEFERRED_ROWS and 6 * n * n * (added + removed) < left**3
+    return max(added, removed) <= DEFERRED_ROWS and 6 * n * n * (added + removed) < left**3

@@ -2,8 +2,8 @@
 
 If C differs by class, each sample uses the 1/C of its class.
 
-A bulk change computes the Cholesky factor L of Q. Added rows extend L, and a removed row adds a term of low rank. The terms are
-collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the explicit
+A bulk change computes the Cholesky factor L of Q. Each row that is added or removed later adds a term of rank one. The terms
+are collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the explicit
 inverse U (capacity, capacity), in slots, replaces L. From then on, one matrix product adds each full V to U. A product with L
 costs as much as a product with U, so the first update after a bulk change does not need the explicit inverse.
 
@@ -23,7 +23,7 @@ from torch import Tensor, constant_pad_nd
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import block_inverse, checks, cost, memory, system
 from torchlssvm.functional.modes import all_or_nothing
-from torchlssvm.kernel_machines.growing_factor import GrowingFactor
+from torchlssvm.functional.whitened import inverse_lower
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
 
@@ -52,12 +52,12 @@ class KernelInverse:
 
     def _clear(self) -> None:
         self.U: Tensor | None = None
-        self.factor: GrowingFactor | None = None
+        self.factor: system.Factor | None = None  # of the first slots
         self.V = self._no_terms  # made with the first term
         self.waiting = 0
         self._loss = 0.0  # the sum of 1 / share of the updates since the residuals were last computed
         self.Q: Tensor | None = None  # Q of few samples, in slots, until one is added by update
-        self._shared = False  # U and the factor are also those of a copy: neither is written to
+        self._shared = False  # U is also that of a copy, and not written to
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class KernelInverse:
             R = self.U[at, :top]
         else:
             assert self.factor is not None
-            size = self.factor.size
+            size = self.factor.J
             unit = self.h.new_zeros(at.stop - at.start if isinstance(at, slice) else at.shape[0], top)
             if isinstance(at, slice):
                 unit[:, at].fill_diagonal_(1.0)
@@ -90,7 +90,7 @@ class KernelInverse:
             out = torch.mv(U, v[0])[None] if v.shape[0] == 1 else v @ U
         else:
             assert self.factor is not None
-            size = self.factor.size
+            size = self.factor.J
             out = constant_pad_nd(self.factor.solve(v[:, :size]), (0, top - size))
         if self.waiting:
             V = self.V[: self.waiting, :top]
@@ -105,7 +105,8 @@ class KernelInverse:
             d = self.U.diagonal()[:top]
         else:
             assert self.factor is not None
-            d = constant_pad_nd(self.factor.inverse_diagonal(), (0, top - self.factor.size))
+            size = self.factor.J
+            d = constant_pad_nd(inverse_lower(self.factor.L[:size, :size]).square_().sum(0), (0, top - size))
         if self.waiting:
             d = d + self.s[: self.waiting] @ self.V[: self.waiting, :top].square()
         return d * self.slots.mask[:top]
@@ -181,26 +182,17 @@ class KernelInverse:
         Qc = self.gram(x, slots.x[:before])  # (k, top)
         if slots.has_gaps:
             Qc = Qc * slots.mask[:before]
-        self._need_base()
-        factor = self.factor if not (self.waiting or self._shared) else None
-        if factor is not None:
-            below = factor.half_solve(Qc)
-            B = factor.half_solve_transposed(below)
-        else:
-            B = self.product(Qc)
-        top = before + x.shape[0]
-        tc = constant_pad_nd(y, (0, 1), 1.0)
-        term = block_inverse.addition(B, Qc, self.block(x, y), slice(before, top), slots.targets, tc, top)
+        top, tc = before + x.shape[0], constant_pad_nd(y, (0, 1), 1.0)
+        term = block_inverse.addition(
+            self.product(Qc), Qc, self.block(x, y), slice(before, top), slots.targets, tc, top
+        )
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
         self.Q = None
         out = slots.put(x, y)
         self._add_to_solution(term)
-        if factor is not None:
-            factor.extend(below, term.L)
-        else:
-            self._add_to_inverse(term)
+        self._add_to_inverse(term)
         return out
 
     def retarget(self, ids: list[int], y: Tensor) -> None:
@@ -257,7 +249,7 @@ class KernelInverse:
         self.Q = None if self.Q is None else self.Q.to(device)
         self.C = self.C if isinstance(self.C, float) else self.C.to(device)
         if self.factor is not None:
-            self.factor.to(device)
+            self.factor = self.factor._replace(L=self.factor.L.to(device))
 
     def copy(self, kernel: Kernel) -> KernelInverse:
         """Return an independent copy with its own kernel. Both share the inverse until one of them has to write to it."""
@@ -273,14 +265,14 @@ class KernelInverse:
         """Factor the matrix if there is neither a factor nor an inverse. The state was then just loaded, and has no gaps."""
         if self.U is None and self.factor is None:
             n = len(self.slots)
-            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n], self.ridge(self.slots.y[:n])).L, n)
+            self.factor = self.factor_of(self.slots.x[:n], self.ridge(self.slots.y[:n]))
 
     def _need_inverse(self) -> Tensor:
         """Return U for writing. It is computed from the factor if necessary, and not shared with a copy."""
         self._need_base()
         if self.U is None:
             assert self.factor is not None
-            size = self.factor.size
+            size = self.factor.J
             self.U = self._room(self.slots.capacity)
             self.U[:size, :size] = self.factor.inverse()
             self.factor = None
@@ -364,12 +356,8 @@ class KernelInverse:
         if factor is None:
             self.h = slots.x.new_zeros(slots.capacity, slots.K + 1)
         else:
-            self.factor, self.Q = GrowingFactor(factor.L, n), Q
-            h = (
-                self.factor.solve(slots.targets.mT).mT
-                if factor.padded
-                else torch.cholesky_solve(slots.targets, factor.L)
-            )
+            self.factor, self.Q = factor, Q
+            h = factor.solve(slots.targets.mT).mT if factor.padded else torch.cholesky_solve(slots.targets, factor.L)
             self.h = constant_pad_nd(h, (0, 0, 0, slots.capacity - n))
         return out
 

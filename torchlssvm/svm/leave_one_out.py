@@ -93,7 +93,7 @@ def margins_without(solver: PathSolver, gone: Array) -> Array:  # (T, capacity) 
 
 def margins_by_solver(solver: PathSolver, gone: Array) -> Array:  # (k,) -> (k,)
     """Compute g of samples by the solver without them. The solver is unchanged afterwards."""
-    before = solver.snapshot(with_R=True)
+    before = solver.snapshot()
     callback, solver.path.callback = solver.path.callback, None
     try:
         solver.solve_change(NO_POSITIONS, gone)

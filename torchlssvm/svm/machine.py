@@ -416,7 +416,7 @@ class IncrementalSVM(nn.Module):
 
     def remove(self, ids: Any, method: str = "auto") -> IncrementalSVM:
         """Unlearn samples by the ids that ``add`` returned. ``method`` is that of :meth:`add`."""
-        self.update(remove=ids, method=method)
+        self.update(remove=checks.id_list(ids), method=method)
         return self
 
     @operation
@@ -533,7 +533,7 @@ class IncrementalSVM(nn.Module):
         alpha, b = np.zeros(u.shape), np.full(len(u), np.nan)
         if device_paths.used_for(solver.rows):
             alpha, b = device_paths.solutions(solver.rows, u)
-        before = solver.snapshot(with_R=True)
+        before = solver.snapshot()
         callback, solver.path.callback = solver.path.callback, None
         try:
             for k in np.flatnonzero(np.isnan(b)):

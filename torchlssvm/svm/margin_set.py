@@ -137,16 +137,6 @@ class MarginSet:
         self.watched = None
         self._allocate(len(self.a), keep=True)
 
-    def copy_state(self) -> dict[str, object]:
-        """Copy all arrays, for :meth:`set_state`."""
-        self.ensure_R()
-        own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in self.__dict__.items()}
-        return own | {"W": own["QS"], "watched": None}
-
-    def set_state(self, state: dict[str, object]) -> None:
-        """Restore the state that :meth:`copy_state` returned."""
-        self.__dict__.update(state)
-
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:

@@ -57,7 +57,6 @@ class Snapshot(NamedTuple):
     a: Array  # (s,) their coefficients
     b: float
     counters: tuple[int, float, int, str]  # events, roundings, counted events, last method
-    state: dict[str, object] | None  # a copy of all arrays of the margin set; None: R is to be computed again
 
 
 class PathSolver:
@@ -538,17 +537,16 @@ class PathSolver:
         with all_or_nothing(self, functools.partial(self.restore, before)):
             yield before
 
-    def snapshot(self, with_R: bool = False) -> Snapshot:
-        """Copy the state. with_R: copy the arrays of the margin set too, so that restoring computes nothing."""
+    def snapshot(self) -> Snapshot:
+        """Copy the state."""
         s, margin, path = self.samples, self.margin, self.path
         slots, vectors = margin.slots(), s.vectors.copy()
         self._rest_before = vectors[VECTOR_NAMES.index("rest")]
         counters = path.events, path.roundings, self._counted_events, self.last_method
-        state = margin.copy_state() if with_R else None
-        return Snapshot(vectors, s.ids.copy(), margin.at[slots], margin.a[slots], margin.b, counters, state)
+        return Snapshot(vectors, s.ids.copy(), margin.at[slots], margin.a[slots], margin.b, counters)
 
     def restore(self, before: Snapshot) -> None:
-        """Restore the state, bit for bit. R is computed again unless it is in the snapshot."""
+        """Restore the state, bit for bit, and compute R again."""
         s, n = self.samples, len(before.ids)
         ids = np.concatenate([before.ids, np.full(s.capacity - n, -1)])
         new = np.flatnonzero(s.ids != ids)
@@ -558,7 +556,4 @@ class PathSolver:
         s.vectors[:] = 0.0
         s.vectors[:, :n] = before.vectors
         self.path.events, self.path.roundings, self._counted_events, self.last_method = before.counters
-        if before.state is not None:
-            self.margin.set_state(before.state)
-        else:
-            self.margin.set_members(before.margin, before.a, before.b, self.rows.block(before.margin))
+        self.margin.set_members(before.margin, before.a, before.b, self.rows.block(before.margin))
