@@ -252,7 +252,7 @@ class Removals:
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]
-        margins = self._margins(c, moved)
+        margins = self._margins(moved)
         g = np.concatenate([moved @ t.y[:, None], margins(t.tracked, np.float64)], 1)
         wrong, found = np.zeros(B, dtype=bool), [NO_POSITIONS]
         size, shift = (np.abs(moved) @ t.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
@@ -281,22 +281,17 @@ class Removals:
         wrong |= off.any(1) | ~inner[:, 1:].any(1)
         return np.where(wrong, np.nan, out), np.concatenate(found)
 
-    def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
-        """Return a function that computes g of samples in given positions at the ends of paths, in a given precision."""
+    def _margins(self, moved: Array) -> Callable[[Array, type], Array]:  # (B, N); (k,) -> (B, k)
+        """Return a function that computes g of samples in given positions after these moves, in a given precision."""
         s, t = self.samples, self.tableau
-        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: each has a row of Q of its own
-        rest = moved[:, m:].copy()
-        rest[own, c[own] - m] = 0.0
-        used = np.flatnonzero(rest.any(0))
-        rest, others = rest[:, used], t.tracked[used + m - 1]
+        used = np.flatnonzero(moved[:, t.m :].any(0)) + t.m
+        others = t.tracked[used - 1]
 
         def margins(at: Array, precision: type) -> Array:
-            g = moved[:, :m].astype(precision) @ t.QS[:, at].astype(precision)
+            g: Array = moved[:, : t.m].astype(precision) @ t.QS[:, at].astype(precision)
             g += np.where(s.side[at] == 0, 0.0, s.g[at]).astype(precision)
-            if len(others):
-                g += rest.astype(precision) @ self.rows.block(others, at).astype(precision)
-            if len(own):
-                g[own] += self.rows.block(t.tracked[c[own] - 1], at) * moved[own, c[own]][:, None]
+            if len(used):
+                g += moved[:, used].astype(precision) @ self.rows.block(others, at).astype(precision)
             return g
 
         return margins

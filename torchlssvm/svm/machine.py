@@ -54,8 +54,8 @@ class Violation(float):
     bound: float
 
 
-class SharedChange(NamedTuple):
-    """A change of a machine that shares samples with others. All machines change before any change is finished."""
+class OpenChange(NamedTuple):
+    """A change that has been solved and can still be undone. Machines that share samples all change before any is finished."""
 
     ids: list[int]  # of the new samples
     put_back: Callable[[], None]
@@ -424,20 +424,14 @@ class IncrementalSVM(nn.Module):
         """Add (x, y) or (x, y, weight) and remove ids in one step, along one parameter. Returns the new ids."""
         if method not in METHODS:
             checks.one_of(method, "method", METHODS)
-        new: list[int] = []
         batch = None
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
             batch = self._check(*add)
-            new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
-        wanted = [] if remove is None else self._known_ids(remove)
-        if new or wanted:
-            self._change(batch, new, self._positions(wanted), method)
-            self._dropped.difference_update(wanted)
-            self._solver.next_id += len(new)
-            self._shorten()
-        ids = torch.from_numpy(np.array(new, dtype=np.int64))
+        change = self._begin(batch, [] if remove is None else self._known_ids(remove), method)
+        change.finish()
+        ids = torch.from_numpy(np.array(change.ids, dtype=np.int64))
         return ids if self.device.type == "cpu" else ids.to(self.device)
 
     @operation
@@ -486,8 +480,8 @@ class IncrementalSVM(nn.Module):
         self.reset()
         if len(batch.y):
             with progress_of(progress) as self._solver.report:
-                self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
-            self._solver.next_id, self._solver.report = len(batch.y), None
+                self._begin(batch, []).finish()
+            self._solver.report = None
         return self
 
     def planned_bytes(self, n: int, J: int, margin: int | None = None) -> int:
@@ -708,15 +702,19 @@ class IncrementalSVM(nn.Module):
         self._support.clear()
 
     @operation
-    def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> SharedChange:
+    def begin_change(self, places: Any, y: Any, weight: Any, remove: list[int]) -> OpenChange:
         """Learn the samples in places (B,) of the shared store and unlearn others by id, in a change that can be undone.
 
         y, weight: (B,) arrays of labels 0, 1 and factors of C.
         """
-        solver, events, labels = self._solver, len(self.trajectory), 2.0 * y - 1.0
-        new, leaving = list(range(solver.next_id, solver.next_id + len(places))), self._positions(remove)
-        batch = Batch(places, labels, weight, upper_bounds(labels, weight, self._C))
-        undo = solver.begin_change(batch, new, leaving)
+        labels = 2.0 * y - 1.0
+        return self._begin(Batch(places, labels, weight, upper_bounds(labels, weight, self._C)), remove)
+
+    def _begin(self, batch: Batch | None, remove: list[int], method: str = "auto") -> OpenChange:
+        """Add samples, and unlearn others, which ``finish`` erases."""
+        solver, events, leaving = self._solver, len(self.trajectory), self._positions(remove)
+        new = [] if batch is None else list(range(solver.next_id, solver.next_id + len(batch.y)))
+        undo = solver.begin_change(batch, new, leaving, method)
 
         def put_back() -> None:
             undo()
@@ -731,7 +729,7 @@ class IncrementalSVM(nn.Module):
             self._drop_far_reserve()
             self._shorten()
 
-        return SharedChange(new, put_back, finish)
+        return OpenChange(new, put_back, finish)
 
     @staticmethod
     @contextlib.contextmanager
@@ -794,11 +792,6 @@ class IncrementalSVM(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
-        """Add samples under new ids, and remove the samples in positions ``leaving``."""
-        self._solver.change(batch, new, leaving, method)
-        self._drop_far_reserve()
-
     def _shorten(self) -> None:
         """Make the arrays shorter, if few samples are left."""
         s, rows = self._solver.samples, self._solver.rows
@@ -812,7 +805,8 @@ class IncrementalSVM(nn.Module):
         """Exchange the samples in these positions for others, under the same ids."""
         s, first = self._solver.samples, self._solver.next_id
         ids, new = s.ids[at].tolist(), list(range(first, first + len(at)))  # new ids, until the old samples are removed
-        self._solver.change(batch, new, at, method)
+        self._solver.begin_change(batch, new, at, method)
+        self._solver.erase(at)
         s.rename(np.array([s.where[i] for i in new]), ids)
         self._drop_far_reserve()
 

@@ -75,20 +75,16 @@ class PathSolver:
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
-    def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
-        """Add samples under these ids, and remove the samples in positions ``leaving``."""
-        self.begin_change(batch, ids, leaving, method)
-        if len(leaving):
-            self.erase(leaving)
-
     def begin_change(
         self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto"
     ) -> Callable[[], None]:
-        """Solve with new samples under these ids and without the samples in positions ``leaving``, which are erased next.
+        """Solve with new samples under these ids and without the samples in positions ``leaving``, which the caller erases.
 
         Returns a function that undoes the change. Call it only before the leaving samples are erased.
         """
-        new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
+        new = self.place(batch, ids) if batch is not None and ids else NO_POSITIONS
+        if not len(new) and not len(leaving):
+            return lambda: None
         if len(new) == 1 and not len(leaving) and len(self.margin):
             with all_or_nothing(self, functools.partial(self.erase, new)):
                 wrong = self._prepare_new(new)
