@@ -37,6 +37,14 @@ def sync_folder(path: Path) -> None:
             os.close(handle)
 
 
+def append(path: Path, text: str) -> None:
+    """Append to a file that only its owner can read, and put it on the disk."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def replacement(path: str | os.PathLike[str], *, private: bool = False, sync: bool = True) -> Iterator[Path]:
     """Yield the path of a new file, which replaces ``path`` when the context ends, or is removed after an error.

@@ -94,7 +94,9 @@ def load_tensors(file: Any) -> Any:
         elif isinstance(value, list | tuple):
             left += value
         elif isinstance(value, torch.Tensor) and (
-            value.layout is not torch.strided or value.numel() * value.element_size() > value.untyped_storage().nbytes()
+            value.layout is not torch.strided
+            or value.device.type != "cpu"
+            or value.numel() * value.element_size() > value.untyped_storage().nbytes()
         ):
             raise ValueError(f"a tensor of shape {tuple(value.shape)} has fewer bytes in the file than its shape needs")
     return found

@@ -239,7 +239,8 @@ def test_a_file_is_read_while_it_is_written(tmp_path: Path) -> None:
     assert [i.event.ids for i in again.read(1) if i.event] == [("ä",)]
     path.write_bytes(data[:10])
     with pytest.raises(StoreError, match="shorter"):
-        source.read(1)
+        again.seek(len(data))
+        again.read(1)
     path.unlink()
     with pytest.raises(StoreError, match="gone"):
         source.read(1)
@@ -339,15 +340,39 @@ def test_a_hash_is_of_the_numbers_not_of_their_dtype() -> None:
     assert len({*hash_samples(x, y), *hash_samples(x, y + 1), *hash_samples(x.double() + 1e-12, y)}) == 15
 
 
-def test_a_file_that_was_replaced_by_a_longer_one_is_read_from_its_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["bcd", "b"])
+@pytest.mark.parametrize("how", ["renamed", "rewritten"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_file_with_other_content_is_read_from_its_start(tmp_path: Path, how: str, names: str, resumed: bool) -> None:
+    """Log rotation renames the file, or copies it and rewrites it in place, with the same inode."""
     path = tmp_path / "events.jsonl"
-    path.write_text(line(Remove(ids=["a"])))
+    path.write_text(line(Remove(ids=["a", "long"])))
     source = FileSource(path)
     assert len(source.read(10)) == 1
-    path.rename(tmp_path / "events.jsonl.1")
-    path.write_text("".join(line(Remove(ids=[name])) for name in ("b", "c", "d")))
-    assert source.cursor < path.stat().st_size
-    assert [item.event.ids for item in source.read(10) if item.event] == [("b",), ("c",), ("d",)]
+    if how == "renamed":
+        path.rename(tmp_path / "events.jsonl.1")
+    path.write_text("".join(line(Remove(ids=[name])) for name in names))
+    if resumed:
+        place, source = (source.cursor, source.identity), FileSource(path)
+        source.seek(place[0])
+        source.identity = place[1]
+    assert [item.event.ids for item in source.read(10) if item.event] == [(name,) for name in names]
+    with path.open("a") as file:
+        file.write(line(Remove(ids=["e"])))
+    assert [item.event.ids for item in source.read(10) if item.event] == [("e",)]
+
+
+def test_the_identity_of_a_file_and_its_dead_letters_tell_nobody(tmp_path: Path) -> None:
+    text = '{"kind": "remove", "ids": ["alice"], "event_id": "e"}\n'
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(text)
+        source = FileSource(tmp_path / name)
+        source.read(9)
+        found.append(source.identity)
+    assert found[0] != found[1]  # equal only under the same key
+    DeadLetters(tmp_path / "letters").write(Item(None, "alice", "no"), "no")
+    assert (tmp_path / "letters").stat().st_mode & 0o077 == (tmp_path / "a.key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("run", ["goes on", "was killed"])

@@ -326,7 +326,7 @@ def test_nothing_else_is_written_into_the_folder_of_a_store(
 
 
 @pytest.mark.parametrize(
-    "name", ["offered.until-compaction", "offered.until-compaction.0a1b2c3d.tmp", "samples.sqlite.own"]
+    "name", ["offered.until-compaction", "offered.until-compaction.0a1b2c3d.tmp"]
 )
 def test_compaction_removes_files_that_a_crash_left(store: SampleStore, name: str) -> None:
     (store.path / name).write_text("u42")

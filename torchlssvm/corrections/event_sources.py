@@ -30,12 +30,15 @@ from typing import Any, BinaryIO, Protocol
 from torchlssvm.audit.documents import write_private
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Event, EventBase, from_primitives, to_primitives
-from torchlssvm.files import refuse_in_store
+from torchlssvm.files import append, refuse_in_store
 from torchlssvm.store.journal import now
 
 __all__ = ["DeadLetters", "FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
 
 log = logging.getLogger("torchlssvm.corrections")
+
+IDENTIFYING_BYTES = 4096
+"""Bytes before the cursor by which a file is recognized: several lines."""
 
 
 @dataclass(frozen=True)
@@ -69,52 +72,42 @@ def as_item(value: Any) -> Item:
         return Item(None, value if isinstance(value, Mapping | str) else repr(value), str(error))
 
 
-MARKED_BYTES = 4096
-"""Bytes before the cursor by which a file is recognized: several events."""
-
-
 class FileSource:
     """Events as JSON, one per line, in a file that may still grow or that does not exist yet.
 
-    A line is read once it ends with a newline. The cursor is the position in bytes. If the file was replaced or rewritten since
-    the last reading, it is read from its start; events that were already applied are not applied again. Blank lines and lines
-    that start with ``#`` are skipped, so you can edit the file by hand.
+    A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced or rewritten, as log
+    rotation does, the new content is read from its start; events that were already applied are not applied again. Blank lines
+    and lines that start with ``#`` are skipped, so you can edit the file by hand.
 
-    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. Event
-    ids stay in a store's journal permanently. The computed id is therefore a hash under a random key, which is kept beside the
-    file as ``<name>.key``. Nobody can test a guess about the line without the key. Keep the key as long as you read the file,
-    and delete it with the file.
+    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. This id
+    and ``identity`` stay in stores and checkpoints. They are therefore hashes under a random key, which is kept beside the file
+    as ``<name>.key``. Nobody can test a guess about a line without the key. Keep the key as long as you read the file, and delete
+    it with the file. If the key cannot be written, each line needs an ``event_id``, and a file that is rewritten in place is not
+    noticed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.cursor = 0
-        self.identity: list[int | str] | None = None
-        """Device, inode and :meth:`_mark` of the file that the cursor is for; None before the first reading."""
+        self.identity: str | None = None
+        """Keyed hash of the last bytes before the cursor, by which the file is recognized; None if it is not known."""
         self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
-        """Read the next complete lines. Raises StoreError if the file is shorter than the part already read."""
+        """Read the next complete lines. Raises StoreError if the file is gone, or is shorter than the cursor given to ``seek``."""
         items: list[Item] = []
         if not self.path.exists():
             if self.cursor:
                 raise StoreError(f"{self.path} is gone, {self.cursor} bytes of it were read before")
             return items
         with self.path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            place = [about.st_dev, about.st_ino]
-            before = self.identity
-            shorter = about.st_size < self.cursor
-            other = before and (before[:2] != place or (not shorter and before[2:] != [self._mark(file)]))
-            if self.cursor and other:
+            if self.identity is not None and self.identity != self._identify(file):
                 log.warning("%s is another file than the one read before: it is read from its start", self.path)
                 self.cursor = 0
-            elif shorter:
-                raise StoreError(
-                    f"{self.path} has become shorter than the {self.cursor} bytes that were read of it: events are appended, "
-                    "never taken out. Use another file for new ones."
-                )
-            file.seek(self.cursor)
+            if os.fstat(file.fileno()).st_size < self.cursor:
+                raise StoreError(f"{self.path} is shorter than the {self.cursor} bytes that were read of it")
+            start = self.cursor
+            file.seek(start)
             while len(items) < limit:
                 line = file.readline()
                 if not line.endswith(b"\n"):
@@ -122,20 +115,23 @@ class FileSource:
                 if line.strip() and not line.lstrip().startswith(b"#"):
                     items.append(self._parse(line))
                 self.cursor += len(line)
-            self.identity = [*place, self._mark(file)]
+            if self.cursor != start:
+                self.identity = self._identify(file)
         return items
 
-    def _mark(self, file: BinaryIO) -> str:
-        """Return a keyed hash of the last lines before the cursor, or "" if the key cannot be kept.
-
-        The inode does not suffice, because a new file often gets the inode of the file that was deleted.
-        """
-        start = max(0, self.cursor - MARKED_BYTES)
+    def _identify(self, file: BinaryIO) -> str:
+        """Hash the last bytes before the cursor. Without a key, name the file on its disk instead."""
+        start = max(0, self.cursor - IDENTIFYING_BYTES)
         file.seek(start)
-        last = file.read(self.cursor - start)
-        with contextlib.suppress(StoreError):
-            self._key = self._key or (read_or_make_key(self.path) if last else None)
-        return hashlib.blake2b(last, digest_size=16, key=self._key).hexdigest() if last and self._key else ""
+        try:
+            return self._hash(file.read(self.cursor - start))
+        except StoreError:
+            about = os.fstat(file.fileno())
+            return f"{about.st_dev}:{about.st_ino}"
+
+    def _hash(self, data: bytes) -> str:
+        self._key = self._key or read_or_make_key(self.path)
+        return hashlib.blake2b(data, digest_size=16, key=self._key).hexdigest()
 
     def _parse(self, line: bytes) -> Item:
         try:
@@ -143,18 +139,16 @@ class FileSource:
         except (ValueError, RecursionError) as error:
             return Item(None, line.decode("utf-8", "replace").rstrip(), f"not JSON: {error}")
         if isinstance(data, dict) and "event_id" not in data:
-            place = f"{self.cursor}:".encode()
-            self._key = self._key or read_or_make_key(self.path)
-            data["event_id"] = hashlib.blake2b(place + line, digest_size=16, key=self._key).hexdigest()
+            data["event_id"] = self._hash(f"{self.cursor}:".encode() + line)
         return as_item(data)
 
     def seek(self, cursor: int) -> None:
-        """Go to a position in bytes, in whichever file is there."""
+        """Go to a position in bytes. Set ``identity`` afterwards if the file may have changed since."""
         self.cursor, self.identity = cursor, None
 
 
 def read_or_make_key(path: Path) -> bytes:
-    """Read the key for a file's event ids, or create it. Raises StoreError if neither is possible."""
+    """Read the key for the hashes of a file, or create it. Raises StoreError if neither is possible."""
     place = path.with_name(path.name + ".key")
     try:
         with contextlib.suppress(FileExistsError):
@@ -271,10 +265,7 @@ class DeadLetters:
         self._written.add(key)
         line = json.dumps({"time": now(), **letter}, default=str)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, line + "\n")
 
     def _read(self) -> set[str]:
         """Read the entries of the file without their times. A line truncated by a crash is skipped."""

@@ -13,14 +13,13 @@ has a suppression list. A checkpoint without a store keeps the hashes, so delete
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchlssvm.errors import StoreError
 from torchlssvm.events import check_text
-from torchlssvm.files import replacement
+from torchlssvm.files import append, replacement
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
@@ -80,10 +79,7 @@ class SeenSamples:
             head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
             name = None if event_id is None else self.store.recorded_id(event_id)
             line = json.dumps({"event_id": name, "ids": [h.hex() for h in hashes]})
-            with path.open("a", encoding="ascii") as file:
-                file.write(head + line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append(path, head + line + "\n")
 
     def _read(self, store: SampleStore) -> None:
         """Read the file. An incomplete last line, and lines whose event was never applied, are discarded."""

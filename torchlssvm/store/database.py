@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -210,27 +209,14 @@ class Database:
             raise
 
     def _connect_at_rest(self, location: str) -> None:
-        """Read a file that cannot be locked: the file itself if its log is empty, otherwise a copy of the file and its log."""
+        """Read a file that cannot be locked. Its log cannot be read without a lock, so it must be empty."""
         self._at_rest = self._states()
-        logs = [p for p in self._logs() if p.exists() and p.stat().st_size]
-        if not logs:
-            return self._connect(f"{location}?mode=ro&immutable=1")
-        with tempfile.TemporaryDirectory(prefix="torchlssvm-", ignore_cleanup_errors=True) as folder:
-            try:
-                for file in (self.path, *logs):
-                    shutil.copyfile(file, Path(folder) / file.name)
-            except OSError as error:
-                raise StoreDiskError(
-                    f"{self.path} cannot be written, and its log is not empty: it is read from a copy of both, for which there "
-                    f"is no room ({error}). Set TMPDIR to a larger folder."
-                ) from error
-            self.check_at_rest()
-            self._at_rest = None
-            self._connect(f"{(Path(folder) / self.path.name).as_uri()}?mode=rw")
-            with self.errors():
-                self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                self.connection.execute("SELECT count(*) FROM meta").fetchall()
-        return None  # the copy is already unlinked, so a crash leaves nothing behind
+        if any(p.exists() and p.stat().st_size for p in self._logs()):
+            raise StoreDiskError(
+                f"{self.path} cannot be written, and its log is not empty: copy the folder to a place that can be written, and "
+                "open the copy"
+            )
+        self._connect(f"{location}?mode=ro&immutable=1")
 
     def _logs(self) -> list[Path]:
         return [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-journal")]
@@ -264,9 +250,6 @@ class Database:
         if index.exists() and index.stat().st_nlink > 1:
             index.unlink()  # SQLite recreates the index from the log
         for file in (self.path, *self._logs(), self.path.with_name(WITNESS_FILE)):
-            unfinished = file.with_name(f"{file.name}.own")  # left by an earlier version
-            if unfinished.exists():
-                unfinished.unlink()
             if not file.exists() or file.stat().st_nlink < 2:
                 continue
             before = None

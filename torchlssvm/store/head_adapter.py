@@ -1,8 +1,8 @@
 """Adapters through which a store updates its head.
 
 Both classes are a :class:`~torchlssvm.sample_adapter.SampleAdapter`, which adds and removes samples by their ids in the store.
-``LinearAdapter`` updates an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`. These heads need the features
-of a sample again to remove it. ``KernelAdapter`` updates a kernel machine, which removes samples by ids of its own. The
+``HeadAdapter`` updates a kernel machine, which removes samples by ids of its own. ``LinearAdapter`` updates an
+:class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`, which need the features of a sample again to remove it. The
 adapters also give the store the head's options and digest, and detect changes that were made to the head directly.
 """
 
@@ -12,7 +12,7 @@ import copy
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,32 +50,87 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
         raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
-class LinearAdapter(SampleAdapter):
-    """Updates a linear head, which needs the rows of samples again to remove them. The store provides these rows."""
+class HeadAdapter(SampleAdapter):
+    """Updates a kernel machine: its ``add(x, y)`` returns ids, which its ``remove(ids)`` and ``relabel(ids, y)`` take."""
 
-    def __init__(self, head: LinearHead):
+    exact = torn = False
+
+    def __init__(self, head: Any):
         super().__init__(head)
-        self.head: LinearHead = head._drop_membership("it belongs to a store, which has the rows")
+        self.head = head
         self.note()
-
-    @property
-    def exact(self) -> bool:
-        """True if the same samples give the same state, bit for bit, in any order. Only such a head has a digest."""
-        return self.head.statistics.exact
 
     @property
     def empty(self) -> bool:
         """True if the head holds no sample."""
-        return self.head.n == 0
+        return self.count == 0
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock that the store holds while it changes the head; a kernel machine has none."""
+        return nullcontext()
+
+    def config(self) -> dict[str, Any]:
+        """Options that must agree when the store is opened with another head."""
+        return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
+
+    def codec(self) -> Codec:
+        """The form in which features are currently stored: unchanged, as many as the first samples have."""
+        return Codec(0, getattr(self.head, "num_classes", 2))
+
+    def digest(self) -> str | None:
+        """The digest of the head, or None if it has no digest."""
+        return None
+
+    @property
+    def version(self) -> object:
+        """A number that changes with the state of the head; None if it has no such number."""
+        return None
+
+    def signature(self) -> object:
+        """A value that changes whenever the samples change."""
+        return tuple(self.head.ids.tolist())
+
+    def note(self, digest: str | None = None) -> None:
+        """Record the current state as the correct one. ``digest`` is its digest, if already known."""
+        self.in_doubt = False  # True while a change that the store makes may be incomplete, or is not committed
+        self.seen: tuple[object, object] = (self.version, digest or self.signature())
+
+    @property
+    def touched(self) -> bool:
+        """True if the samples of the head may have changed since :meth:`note`."""
+        known = self.version is not None and self.version == self.seen[0]
+        return self.in_doubt or (not known and self.signature() != self.seen[1])
+
+    def add_rows(self, rows: StoredRows, codec: Codec) -> None:
+        """Learn stored samples again, on the grid of the stored rows."""
+        self.add(rows.ids, rows.x, rows.y)
+
+    def copy(self) -> Self:
+        """Return an independent adapter whose head is in the same state."""
+        return copy.deepcopy(self)
+
+
+class LinearAdapter(HeadAdapter):
+    """Updates a linear head, which needs the rows of samples again to remove them. The store provides these rows."""
+
+    head: LinearHead
+
+    def __init__(self, head: LinearHead):
+        super().__init__(head._drop_membership("it belongs to a store, which has the rows"))
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """True if the same samples give the same state, bit for bit, in any order. Only such a head has a digest."""
+        return self.head.statistics.exact
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """The lock that the store holds while it changes the head. Readers of the head wait for it."""
-        lock: AbstractContextManager[Any] = self.head._lock
-        return lock
+        return self.head._lock  # type: ignore[no-any-return]
 
     @property
-    def torn(self) -> bool:
+    def torn(self) -> bool:  # type: ignore[override]
         """True if a change was interrupted, even if it was the completion of the sums by a reader."""
         return self.head._torn
 
@@ -147,15 +202,10 @@ class LinearAdapter(SampleAdapter):
         """A value that changes whenever the samples change."""
         return self.digest() if self.exact else (self.head.n, self.head.counts.tolist())
 
-    def note(self, digest: str | None = None) -> None:
-        """Record the current state as the correct one. ``digest`` is its digest, if already known."""
-        self.in_doubt = False  # True while a change that the store makes may be incomplete, or is not committed
-        self.seen: tuple[int, object] = (self.head._state_version, digest or self.signature())
-
     @property
-    def touched(self) -> bool:
-        """True if the samples of the head may have changed since :meth:`note`."""
-        return self.in_doubt or (self.head._state_version != self.seen[0] and self.signature() != self.seen[1])
+    def version(self) -> object:
+        """A number that changes with the state of the head."""
+        return self.head._state_version
 
     def exchange(self, added: tuple[Any, ...] | None, removed: tuple[Any, ...] | None) -> None:
         """Add samples and remove others as one change. The store guarantees that the head holds the samples to remove."""
@@ -225,76 +275,13 @@ class LinearAdapter(SampleAdapter):
                 self.add_rows(rows, codec)
         self.head._resume({k: v if k == "meta" else v.to(self.head.device) for k, v in state.items()})
 
-    def copy(self) -> LinearAdapter:
-        """Return an independent adapter whose head is in the same state."""
-        return LinearAdapter(copy.deepcopy(self.head))
-
-
-class KernelAdapter(SampleAdapter):
-    """Updates a kernel machine: its ``add(x, y)`` returns ids, which its ``remove(ids)`` and ``relabel(ids, y)`` take."""
-
-    exact = torn = False
-
-    def __init__(self, head: Any):
-        super().__init__(head)
-        self.head = head
-        self.note()
-
-    @property
-    def empty(self) -> bool:
-        """True if the machine holds no sample."""
-        return self.count == 0
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """A context that does nothing, because a kernel machine has no lock."""
-        return nullcontext()
-
-    def config(self) -> dict[str, Any]:
-        """Properties that must agree when the store is opened with another machine."""
-        return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
-
-    def codec(self) -> Codec:
-        """Features are stored unchanged. The first samples determine the number of features."""
-        return Codec(0, getattr(self.head, "num_classes", 2))
-
-    def digest(self) -> None:
-        """Return None: a kernel machine has no digest."""
-
-    def signature(self) -> object:
-        """A value that changes whenever the samples change."""
-        return tuple(self.head.ids.tolist())
-
-    def note(self, digest: str | None = None) -> None:
-        """Record the current state as the correct one."""
-        del digest
-        self.in_doubt = False
-        self.seen = self.signature()
-
-    @property
-    def touched(self) -> bool:
-        """True if the samples of the machine may have changed since :meth:`note`."""
-        return self.in_doubt or self.signature() != self.seen
-
-    def add_rows(self, rows: StoredRows, codec: Codec) -> None:
-        """Learn stored samples again."""
-        del codec
-        self.add(rows.ids, rows.x, rows.y)
-
-    def copy(self) -> KernelAdapter:
-        """Return an independent adapter whose machine is in the same state."""
-        return copy.deepcopy(self)
-
-
-HeadAdapter: TypeAlias = LinearAdapter | KernelAdapter
-
 
 def adapter_for(head: Any) -> HeadAdapter:
     """Return an adapter for a head. Raises StoreError if the type is not supported."""
     if isinstance(head, LinearHead):
         return LinearAdapter(head)
     if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):
-        return KernelAdapter(head)
+        return HeadAdapter(head)
     raise StoreError(
         f"a store drives an LSSVMHead, a MarginHead, or a machine with ids, add, remove and relabel; got {type(head).__name__}"
     )

@@ -1299,7 +1299,8 @@ def predictions(adapter: HeadAdapter, x: Any) -> Tensor | None:
     """Predicted classes; None if there are no inputs, or the head is empty."""
     if x is None or adapter.empty:
         return None
-    return adapter.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
+    found: Tensor = adapter.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
+    return found
 
 
 def accuracy(predicted: Tensor | None, y: Any, targets: str) -> float | None:

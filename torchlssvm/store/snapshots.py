@@ -37,9 +37,8 @@ WITNESS_BYTES = 256
 UNTIL_COMPACTION = ".until-compaction"
 """Suffix of files in the store's folder that may contain data about erased samples. Compaction removes them."""
 
-LEFTOVERS = (f"*{UNTIL_COMPACTION}", "*.tmp", "*.own")
-"""Files of the store's folder that compaction removes: the above, and files that a crash left. Every file is first written
-under a name that ends with .tmp; earlier versions also used .own."""
+LEFTOVERS = (f"*{UNTIL_COMPACTION}", "*.tmp")
+"""Files of the store's folder that compaction removes: the above, and files that a crash left half-written."""
 
 
 class Snapshots:
