@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import io
+import operator
+import pickle
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +19,15 @@ from torch.utils.data import DataLoader
 
 from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, MarginHead, RemovalError
+from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.distributed import Delta
 from torchlssvm.distributed import merge as merge_deltas
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
+from torchlssvm.export import freeze
+from torchlssvm.linear.column_selection import restrict
 from torchlssvm.linear.data_choices import ChoiceState
+from torchlssvm.linear.diagnostics.uncertainty import uncertainty
 from torchlssvm.store import SampleStore
 
 J, K, N = 7, 3, 40
@@ -719,6 +727,61 @@ def test_a_head_that_was_handed_out_follows_at_its_next_use(tmp_path: Path, kind
     writer.close()
     reader.close()
     assert head.predict(x).shape == (N,)  # a closed store leaves its head as it was
+
+
+def plain(value: Any) -> Any:
+    """What a property, a copy or a file of a head tells, in a form that can be compared."""
+    if isinstance(value, LSSVMHead | MarginHead):
+        return plain(value(data()[0]))
+    if isinstance(value, torch.Tensor):
+        return [round(v, 6) for v in value.double().flatten().tolist()]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def saved_and_loaded(head: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    again = type(head).from_config(head.config())
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return again
+
+
+COPIES: dict[str, Any] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda head: pickle.loads(pickle.dumps(head)),
+    "merged": lambda head: type(head).from_config(head.config()).merge(head),
+    "buffers": lambda head: dict(head.named_buffers()),
+    "state_dict": lambda head: {name: head.state_dict()[name] for name in ("w", "b")},
+    "frozen": lambda head: freeze(head).weight,
+    "saved": saved_and_loaded,
+    "columns": lambda head: restrict(head, slice(0, 3)).digest() if isinstance(head, LSSVMHead) else None,
+    "moved": lambda head: head.to("cpu").double(),
+    "uncertainty": lambda head: uncertainty(head, data()[0]) if isinstance(head, LSSVMHead) else None,
+    "leave_one_out": lambda head: head.leave_one_out(*(t[[0, 2, 3]] for t in data())),
+    "label errors": lambda head: find_label_errors(head, *(t[[0, 2, 3]] for t in data())).scores,
+}
+
+
+@pytest.mark.parametrize("kind", [LSSVMHead, MarginHead])
+def test_whatever_is_used_first_knows_of_an_erasure_in_another_process(tmp_path: Path, kind: Any) -> None:
+    x, y = data()
+    config: dict[str, Any] = {"grid": FixedPoint(8.0), "rho": 1.0}
+    properties = [n for n in dir(kind) if isinstance(getattr(kind, n), property) and n[0] != "_"]
+    doors = {n: operator.attrgetter(n) for n in ("w", "b", *properties)} | COPIES
+    rest = [i for i in range(N) if i % 5 != 1]
+    never = kind(J, K, **config).add(x[rest], y[rest])
+    with SampleStore(tmp_path / "s", head=kind(J, K, **config)) as writer:
+        for name, use in doors.items():
+            if name in ("samples", "unchecked"):  # rows under hidden keys; the head of a store checks no rows
+                continue
+            writer.apply(Remove(ids=writer.find())) if len(writer) else None
+            writer.apply(Add(ids_of(), x, y, users_of()))
+            with SampleStore(tmp_path / "s", readonly=True) as reader:
+                head = reader.head
+                head.predict(x), head.w
+                writer.apply(Remove(subject="user-1"))
+                assert plain(use(head)) == plain(use(never)), name
 
 
 def test_following_an_erasure_reads_the_sums_that_the_writer_published(tmp_path: Path) -> None:

@@ -325,9 +325,7 @@ def test_nothing_else_is_written_into_the_folder_of_a_store(
     assert sorted(store.path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["offered.until-compaction", "offered.until-compaction.0a1b2c3d.tmp"]
-)
+@pytest.mark.parametrize("name", ["offered.until-compaction", "offered.until-compaction.0a1b2c3d.tmp"])
 def test_compaction_removes_files_that_a_crash_left(store: SampleStore, name: str) -> None:
     (store.path / name).write_text("u42")
     store.apply(Remove(subject="u42"))

@@ -672,9 +672,9 @@ class LSSVMHead(LinearHead):
             _view_cache=None,
         )  # fmt: skip
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling and copying, which never contains a raw sample."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._solve()
-            self._solver.drop_raw_samples()
-            return super().__getstate__() | {"_view_cache": None}
+        self._solve()
+        self._solver.drop_raw_samples()
+        return super().__getstate__() | {"_view_cache": None}

@@ -505,6 +505,7 @@ class LinearHead(nn.Module):
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
+        catch_up(other)
         first, second = sorted([self, other], key=id)  # lock in the same order in all threads, to avoid a deadlock
         with first._lock, second._lock:
             other._check_whole()
@@ -708,6 +709,7 @@ class LinearHead(nn.Module):
             raise RuntimeError(
                 "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
             )
+        catch_up(self)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             rho, weight = self.rho, self.class_weight
             weight = weight.to(device) if isinstance(weight, Tensor) else weight
@@ -718,15 +720,15 @@ class LinearHead(nn.Module):
     def _give_buffers(self, kept: dict[str, Any]) -> None:
         object.__setattr__(self, "_buffers", checkpoint.LiveBuffers(kept, self._refresh_buffers))
 
+    @exclusive
     def _refresh_buffers(self, names: Iterable[str]) -> None:
         """Publish current values. Equal values are not written again, except on a device, since comparing would wait."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            for name in [n for n in names if n in self._buffer_names]:
-                old, value = dict.get(self._buffers, name), self._buffer_value(name)
-                if old is None or old.shape != value.shape or old.device != value.device:
-                    self._buffers[name] = value.clone()
-                elif old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
-                    old.copy_(value)
+        for name in [n for n in names if n in self._buffer_names]:
+            old, value = dict.get(self._buffers, name), self._buffer_value(name)
+            if old is None or old.shape != value.shape or old.device != value.device:
+                self._buffers[name] = value.clone()
+            elif old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
+                old.copy_(value)
 
     def _buffer_value(self, name: str) -> Tensor:
         """The value of a buffer, up to date."""

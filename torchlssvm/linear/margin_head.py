@@ -372,14 +372,14 @@ class MarginHead(LinearHead):
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling and copying, with the rows held and without the matrices of the solver."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._solve()
-            rows = self.samples.copy()
-            solver = ActiveSetSolver(rows, self.statistics, self._options)
-            solver.restore(self._solver.state())
-            return super().__getstate__() | {"samples": rows, "_solver": solver}
+        self._solve()
+        rows = self.samples.copy()
+        solver = ActiveSetSolver(rows, self.statistics, self._options)
+        solver.restore(self._solver.state())
+        return super().__getstate__() | {"samples": rows, "_solver": solver}
 
     def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = {"digest": self.statistics.digest(), "per_class": self.statistics.per_class}

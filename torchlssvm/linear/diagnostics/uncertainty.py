@@ -19,6 +19,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     other_features,
     system_rows,
 )
+from torchlssvm.linear.locking import exclusive
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
@@ -48,19 +49,19 @@ def calibrate_on(
         head._choices.record_calibration(replace(made, grouped=grouped))
 
 
-def leverage(head: LSSVMHead, x: Any, relative: bool = False) -> Tensor:
+@exclusive
+def leverage(head: LSSVMHead, /, x: Any, relative: bool = False) -> Tensor:
     """Return the leverage (B,) of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu). x: (B, J).
 
     ``relative``: divide by the mean over the samples held. A value of 10 then means ten times as far away as an average sample.
     """
-    with head._lock, torch.inference_mode(False), torch.no_grad():
-        view = head._view()
-        shared = view.multiclass == "ovr" and not view.by_label
-        system = view.system if shared else Problem(view).solved(None)
-        parts = checks.features(x, view.in_features, view.device).split(WHITENED_ROWS)
-        rows = (system_rows(view, other_features(view, part), 1.0) for part in parts)
-        g = torch.cat([system.leverages(system.centred(part)) for part in rows])
-        return g * (view.n / degrees_of_freedom(system)) if relative else g
+    view = head._view()
+    shared = view.multiclass == "ovr" and not view.by_label
+    system = view.system if shared else Problem(view).solved(None)
+    parts = checks.features(x, view.in_features, view.device).split(WHITENED_ROWS)
+    rows = (system_rows(view, other_features(view, part), 1.0) for part in parts)
+    g = torch.cat([system.leverages(system.centred(part)) for part in rows])
+    return g * (view.n / degrees_of_freedom(system)) if relative else g
 
 
 def degrees_of_freedom(system: Any) -> float:
@@ -68,19 +69,19 @@ def degrees_of_freedom(system: Any) -> float:
     return len(system.F) - float(system.F.square().sum()) + (1.0 if system.n else 0.0)
 
 
-def uncertainty(head: LSSVMHead, x: Any) -> Tensor:
+@exclusive
+def uncertainty(head: LSSVMHead, /, x: Any) -> Tensor:
     """Return the standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
-    with head._lock, torch.inference_mode(False), torch.no_grad():
-        view = head._view()
-        view.require_least_squares("uncertainty")
-        view.require_shared("uncertainty")
-        if view.multiclass == "ovo":
-            raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
-        g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()
-        m = normal.moments(view.statistics, units, view.intercept, weights, standard=view.standard)
-        w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
-        if view.standard is not None:
-            w = view.system.w / view.options.rho**0.5  # of standardised features
-        rss = squared_error(m.G, m.rhs, m.T, w).clamp(min=0.0)
-        left = max(1.0, float(view.n) - degrees_of_freedom(view.system))
-        return (g[:, None] * rss / left).sqrt()
+    view = head._view()
+    view.require_least_squares("uncertainty")
+    view.require_shared("uncertainty")
+    if view.multiclass == "ovo":
+        raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
+    g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()
+    m = normal.moments(view.statistics, units, view.intercept, weights, standard=view.standard)
+    w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
+    if view.standard is not None:
+        w = view.system.w / view.options.rho**0.5  # of standardised features
+    rss = squared_error(m.G, m.rhs, m.T, w).clamp(min=0.0)
+    left = max(1.0, float(view.n) - degrees_of_freedom(view.system))
+    return (g[:, None] * rss / left).sqrt()
