@@ -75,15 +75,15 @@ def as_item(value: Any) -> Item:
 class FileSource:
     """Events as JSON, one per line, in a file that may still grow or that does not exist yet.
 
-    A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced or rewritten, as log
-    rotation does, the new content is read from its start; events that were already applied are not applied again. Blank lines
-    and lines that start with ``#`` are skipped, so you can edit the file by hand.
+    A line is read once it ends with a newline. The cursor is the position in bytes. If the file is replaced or rewritten, as
+    log rotation does, the new content is read from its start; events that were already applied are not applied again. Blank
+    lines and lines that start with ``#`` are skipped, so you can edit the file by hand.
 
-    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. This id
-    and ``identity`` stay in stores and checkpoints. They are therefore hashes under a random key, which is kept beside the file
-    as ``<name>.key``. Nobody can test a guess about a line without the key. Keep the key as long as you read the file, and delete
-    it with the file. If the key cannot be written, each line needs an ``event_id``, and a file that is rewritten in place is not
-    noticed.
+    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. This
+    id and ``identity`` stay in stores and checkpoints. They are therefore hashes under a random key, which is kept beside the
+    file as ``<name>.key``. Nobody can test a guess about a line without the key. Keep the key as long as you read the file, and
+    delete it with the file. If the key cannot be written, each line needs an ``event_id``, and a file that is rewritten in
+    place is not noticed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
