@@ -94,7 +94,7 @@ class FileSource:
         self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
-        """Read the next complete lines. Raises StoreError if the file is gone, or is shorter than the cursor given to ``seek``."""
+        """Read the next complete lines. StoreError if the file is gone, or ends before the cursor."""
         items: list[Item] = []
         if not self.path.exists():
             if self.cursor:
