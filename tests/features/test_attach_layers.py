@@ -468,6 +468,22 @@ def test_pictures_are_accepted_wherever_a_batch_is(tmp_path):
         clf.predict([])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_batches_of_other_kinds(deterministic: bool):
+    """Arrays, dicts with values that are not of the samples, and a network whose answer for one sample has another shape."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, factor: Tensor, flag: bool, table: Tensor) -> Tensor:
+            return super().forward(x) * factor + table.sum() * flag
+
+    pixels, options = IMAGES.flatten(1), {"in_features": 3, "deterministic": deterministic}
+    clf = attach(nn.Linear(768, 3), 2, preprocess=torch.from_numpy, **options)
+    torch.testing.assert_close(clf.features(pixels.numpy()), clf.backbone(pixels))
+    clf = attach(Scaled(768, 3), 2, **options)
+    batch = {"x": pixels, "factor": torch.tensor(2.0), "flag": True, "table": torch.ones(7)}
+    torch.testing.assert_close(clf.features(batch), clf.backbone(**batch))
+
+
 def test_texts_without_a_tokenizer():
     clf = attach(encoder(), 2)
     with pytest.raises(ValueError, match="tokenizer="):

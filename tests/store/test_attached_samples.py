@@ -119,7 +119,7 @@ def test_a_kernel_machine_takes_a_loader_too(data):
     [
         (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "uint8.*float"),
         ([torch.zeros(1, 8, 8)], "torch.stack"),
-        ([[0.0]], "transform"),
+        ([[0.0]], "preprocess"),
         (np.zeros((2, 1, 8, 8)), "from_numpy"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import os
 import pickle
 import shutil
@@ -12,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -498,7 +498,11 @@ class AttachedClassifier(nn.Module):
             return to_device(images, self.device)
         if not isinstance(images, Tensor):
             if self.preprocess is None:
-                raise ValueError(_not_a_tensor(images))
+                one = images[0] if isinstance(images, list | tuple) and images else images
+                raise ValueError(
+                    f"images must be a tensor (B, ...), got {type(images).__name__} of {type(one).__name__}: use torch.stack "
+                    "or torch.from_numpy, attach(model, num_classes, tokenizer=tokenizer) for texts, or preprocess= for files"
+                )
             return to_device(self.preprocess(images), self.device)
         if images.dtype == torch.uint8 and any(p.is_floating_point() for p in self.backbone.parameters()):
             raise ValueError(
@@ -540,15 +544,19 @@ class AttachedClassifier(nn.Module):
 
     def _try_alone(self, images: Any, phi: Tensor) -> None:
         """Raise ValueError if a sample by itself has features other than phi (B, ...), by more than rounding."""
-        first = images[:1] if isinstance(images, Tensor) else next(single_rows(images))
-        alone = tensor_of(self._pass(self._ready(first)), self.in_features)
+        self._tried = True
+        first = images[:1] if isinstance(images, Tensor) else next(iter(single_rows(images)), None)
+        alone = None if first is None else tensor_of(self._pass(self._ready(first)), self.in_features)
+        if alone is None or alone.shape != phi[:1].shape:
+            return
         if bool((alone[0] - phi[0]).abs().amax() > MOST_ROUNDING * phi[0].abs().amax()):
+            self._tried = False
             raise ValueError(
                 f"{type(self.backbone).__name__} gives a sample other features by itself than beside other samples: it mixes "
                 "the samples of a batch (as a BatchNorm without running statistics does), ignores the attention mask, or is "
-                "random. Samples could not be removed exactly. Use a network whose features depend on one sample only"
+                "random. Samples could not be removed exactly. Unless it is random, pass deterministic=True, which computes "
+                "them one by one"
             )
-        self._tried = True
 
     def _try_fixed_batches(self, images: Tensor) -> None:
         """Raise RuntimeError if the place in a batch, or the other images, change a bit of an image's features."""
@@ -1130,29 +1138,18 @@ def draw_confusion(counts: Tensor, classes: Sequence[str] | None, path: str | os
 def single_rows(batch: Any) -> Iterator[Any]:
     """Each sample of a batch of texts, or of a dict of tensors, as a batch of one, without the tokens that its mask hides."""
     if not isinstance(batch, Mapping):
-        yield from ([text] for text in batch)
+        yield from (batch[i : i + 1] for i in range(operator.length_hint(batch)))
         return
-    mask = batch.get("attention_mask")
-    for i in range(len(next(iter(batch.values())))):
-        row = {name: value[i : i + 1] for name, value in batch.items()}
-        if isinstance(mask, Tensor):
-            shown = mask[i].bool()
-            row = {name: v[:, shown] if v.ndim == 2 and v.shape[1] == len(shown) else v for name, v in row.items()}
+    mask, B = batch.get("attention_mask"), next((len(v) for v in batch.values() if isinstance(v, Tensor) and v.ndim), 0)
+    for i in range(B):
+        shown = mask[i].bool() if isinstance(mask, Tensor) else None
+        row = dict(batch)
+        for name, value in batch.items():
+            if isinstance(value, Tensor) and value.ndim and len(value) == B:  # others are of the whole batch
+                row[name] = value[i : i + 1]
+                if shown is not None and value.ndim == 2 and value.shape[1] == len(shown):
+                    row[name] = row[name][:, shown]
         yield row
-
-
-def _not_a_tensor(images: Any) -> str:
-    """Say what was given instead of a tensor (B, ...), and what to do."""
-    one = images[0] if isinstance(images, list | tuple) and images else images
-    remedy = "torch.stack([transform(image) for image in images]), with the transform of the network's weights"
-    if isinstance(one, str):
-        remedy = "attach(model, num_classes, tokenizer=tokenizer) for texts, or preprocess= for files"
-    elif isinstance(one, Tensor):
-        remedy = "torch.stack(images)"
-    elif isinstance(images, np.ndarray):
-        remedy = "torch.from_numpy(images)"
-    given = type(images).__name__ if one is images else f"{type(images).__name__} of {type(one).__name__}"
-    return f"images must be a tensor (B, ...), got a {given}: use {remedy}"
 
 
 def fill_batch(part: Tensor, size: int) -> Tensor:
