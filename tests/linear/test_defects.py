@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchlssvm import LSSVMHead, MarginHead, NumericalWarning, RemovalError
+from torchlssvm import CompactLSSVMHead, LSSVMHead, MarginHead, NotFittedError, NumericalWarning, RemovalError
+from torchlssvm.errors import OutOfMemoryError
 
 X = torch.randn(90, 20, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(90) % 3
@@ -92,7 +93,7 @@ def test_leave_one_out_of_the_discriminant_warns_of_a_small_rho() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
         _ = head.add(x, y).w
-    with pytest.warns(NumericalWarning, match="leave-one-out"):
+    with pytest.warns(NumericalWarning):
         head.leave_one_out(x, y)
 
 
@@ -176,3 +177,21 @@ def test_a_removed_row_is_not_in_memory(kind: str, rows: int) -> None:
     head.digest()
     assert not found()
     assert waits == (rows == 1 or kind == "margin")  # the search finds what is there
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("k", [10**12, 10**30])
+@pytest.mark.parametrize("options", [{}, {"class_weight": "balanced"}], ids=str)
+def test_too_many_classes_are_refused_and_the_head_goes_on(kind: str, k: int, options: dict[str, Any]) -> None:
+    head = HEADS[kind](rho=1.0, **options).add(X, Y)
+    before = head.digest(), head.predict(X)
+    with pytest.raises(OutOfMemoryError):
+        head.add_classes(k)
+    assert head.num_classes == 3
+    assert head.digest() == before[0]
+    assert torch.equal(head.predict(X), before[1])
+
+
+def test_an_empty_compact_head_leaves_nothing_out() -> None:
+    with pytest.raises(NotFittedError):
+        CompactLSSVMHead(20, 3).leave_one_out(X, Y)

@@ -137,6 +137,8 @@ class CompactLSSVMHead(nn.Module):
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y - (y - f(x)) / (1 - h). Arguments as added."""
+        if not self.n:
+            raise NotFittedError("the head holds no samples: call add(x, y) first")
         batch = self._check(x, y, weight)
         targets = real_targets(batch, self.num_classes)
         return (

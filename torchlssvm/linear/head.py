@@ -457,11 +457,17 @@ class LSSVMHead(LinearHead):
     def _drop_unfinished(self) -> None:
         self._solver.reset()
 
-    def _make_room(self, k: int) -> None:
-        self.pending.add_classes(k)
-        if self.targets == "multilabel" and k and not self.statistics.empty:
-            self._rows.drop("labels were added since, and the row hashes are of rows with fewer labels")
-        self._solver.reset()
+    def _room_for(self, k: int) -> Callable[[], None]:
+        changed = self.pending.statistics
+        grown = None if changed is None else changed.with_classes(k)
+
+        def make_room() -> None:
+            self.pending.id, self.pending.statistics = None, grown  # deltas taken earlier have fewer classes
+            if self.targets == "multilabel" and k and not self.statistics.empty:
+                self._rows.drop("labels were added since, and the row hashes are of rows with fewer labels")
+            self._solver.reset()
+
+        return make_room
 
     def _view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""

@@ -522,10 +522,10 @@ class LinearHead(nn.Module):
         self._refuse_in_store("record new classes: call store.add_classes([...])")
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
-        checks.natural(k, "k")
+        grown, make_room = self.statistics.with_classes(k), self._room_for(k)
         with self._changing():
-            self.statistics.add_classes(k)
-            self._make_room(k)
+            self.statistics.take_over(grown)
+            make_room()
         return self
 
     def clear(self) -> None:
@@ -583,8 +583,8 @@ class LinearHead(nn.Module):
     def _drop_unfinished(self) -> None:
         """Drop caches that an interruption left unfinished. The solver of a margin head does so by itself."""
 
-    def _make_room(self, k: int) -> None:
-        """Give the solver k more classes."""
+    def _room_for(self, k: int) -> Callable[[], None]:
+        """Build what else k more classes need, and return a function that puts it into this head."""
         raise NotImplementedError
 
     def _sample_state(self) -> dict[str, Tensor]:

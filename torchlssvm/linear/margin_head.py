@@ -367,8 +367,8 @@ class MarginHead(LinearHead):
     def _solve_afresh(self) -> None:
         self._solver.restart()
 
-    def _make_room(self, k: int) -> None:
-        self._solver.add_classes(k)
+    def _room_for(self, k: int) -> Callable[[], None]:
+        return lambda: self._solver.add_classes(k)
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 

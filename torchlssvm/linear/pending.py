@@ -206,12 +206,6 @@ class Pending:
             add_counts(self.held_rows.changed, changes.rows, sign)
         add_counts(self.weights, changes.weights, sign)
 
-    def add_classes(self, k: int) -> None:
-        """Add k classes. Deltas taken earlier have fewer classes."""
-        self.id = None
-        if self.statistics is not None:
-            self.statistics.add_classes(k)
-
     def restart(self, digest: str | None, epoch: int) -> None:
         """Start from an agreement on the samples held, with nothing pending. ``digest``: None if it was not computed."""
         nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else {})

@@ -646,29 +646,35 @@ class Statistics:
 
         With ``targets="multilabel"``, adds k labels, which no sample held has.
         """
+        self.take_over(self.with_classes(k))
+
+    @exactly
+    def with_classes(self, k: int) -> Statistics:
+        """Return these statistics with k more classes, as :meth:`add_classes` makes them. They may share sums with these."""
         checks.natural(k, "k")
-        old, each, sums = self.num_classes, self._groups_per_fold, self.group_sums()
-        with self.integrity:
-            self.num_classes += k
-            if self.accumulator is None:
-                self._reset()
-                return
-            self.accumulator, self.group_hashes = None, {}
-            moments = torch.nn.functional.pad(self.moments, (0, k) if self.moments.ndim == 2 else (0, k, 0, k))
-            minus = -self._label_step
-            if self.targets == "multilabel":  # the new columns are a multiple of the constant
-                moments[:, :, old + 1 :] = minus * moments[:, :, :1]
-                moments[:, old + 1 :] = minus * moments[:, :1]
-            fresh = self._decide(self.choices)
-            if self.per_class:
-                fresh.replace_sums({(g // each) * self._groups_per_fold + g % each: v for g, v in sums.items()})
-            elif self.targets == "multilabel":
-                new = {g: minus * gram.side_view(v, self.in_features, old + 1)[0].repeat(k) for g, v in sums.items()}
-                fresh.replace_sums({g: torch.cat([v, new[g]]) for g, v in sums.items()})
-            else:
-                room = (0, k * self.in_features)
-                fresh.replace_sums({g: torch.nn.functional.pad(v, room) for g, v in sums.items()})
-            self.moments = moments
+        self.check_whole()
+        old, each, sums, J = self.num_classes, self._groups_per_fold, self.group_sums(), self.in_features
+        square = (old + k + 1) ** 2 if self.kind == "values" else old + k
+        require_memory(
+            8 * (max(1, self.folds) * square + (0 if self.per_class else k * J * len(sums))), self.device,
+            f"sums of {old + k} classes", "Add fewer classes.",
+        )  # fmt: skip
+        out = self.zero(num_classes=old + k)
+        if self.accumulator is None:
+            return out
+        minus = -self._label_step
+        moments = torch.nn.functional.pad(self.moments, (0, k) if self.moments.ndim == 2 else (0, k, 0, k))
+        if self.targets == "multilabel":  # the new columns are a multiple of the constant
+            moments[:, :, old + 1 :] = minus * moments[:, :, :1]
+            moments[:, old + 1 :] = minus * moments[:, :1]
+        if self.per_class:
+            groups = out._layout(self.kind)[0] // max(1, self.folds)
+            new = {(g // each) * groups + g % each: v for g, v in sums.items()}
+        elif self.targets == "multilabel":
+            new = {g: torch.cat([v, minus * gram.side_view(v, J, old + 1)[0].repeat(k)]) for g, v in sums.items()}
+        else:
+            new = {g: torch.nn.functional.pad(v, (0, k * J)) for g, v in sums.items()}
+        return out.with_sums(self.choices, new, moments, self.bound, self._weight)
 
     def forget_class(self, label: int) -> Statistics:
         """Subtract all samples of one class, and return their statistics. You do not need to pass the samples."""
