@@ -162,7 +162,7 @@ def as_list(value: Any) -> list[Any] | None:
     """Return a list, tensor, array, Series or one-column DataFrame as a list, with None for missing values; otherwise None."""
     if hasattr(value, "to_numpy"):
         array = value.to_numpy()
-        absent = value.isna().to_numpy().reshape(-1) if hasattr(value, "isna") else np.zeros(array.size, bool)
+        absent = np.asarray(value.isna()).reshape(-1) if hasattr(value, "isna") else np.zeros(array.size, bool)
         if array.ndim == 2 and array.shape[1] != 1:
             return None
         return [None if gone else v for v, gone in zip(array.reshape(-1).tolist(), absent.tolist(), strict=True)]

@@ -110,6 +110,7 @@ def test_pandas_is_taken_where_lists_are() -> None:
             pd.Series(["3", "4"], index=[9, 2]),
             pd.Series([3, 4], dtype=kind),
             pd.DataFrame({"id": ["3", "4"]}),
+            pd.Index([3, 4], dtype=kind),  # whose isna() is an array
         ):
             y = pd.Series([0, 1], index=[5, 1], dtype=kind)
             assert Add(ids=ids, x=frame, y=y, subject=pd.Series(["u", None]), event_id="e") == plain
@@ -119,7 +120,7 @@ def test_pandas_is_taken_where_lists_are() -> None:
             Add(ids=bad, x=frame, y=[0, 1])
     with pytest.raises(ValueError, match=r"cannot be read|NaN"):
         Add(ids=[3, 4], x=frame, y=pd.Series([0, None], dtype="Int64"))
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="'cat'"):
         Add(ids=[3, 4], x=frame, y=pd.Series(["cat", "dog"]))
 
 

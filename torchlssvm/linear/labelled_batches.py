@@ -199,6 +199,10 @@ def batches_of(
     """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and the output is a terminal."""
     if isinstance(loader, Tensor):
         raise ValueError(f"{what} takes images and labels, {what}(images, y), or batches of both, {what}(loader)")
+    if hasattr(loader, "columns"):
+        raise ValueError(
+            f"{what} takes no table: pass its columns, clf.add(table['text'], table['label'], ids=table.index)"
+        )
     if isinstance(loader, Dataset) or not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | nn.Module):
         raise ValueError(
             f"{what} takes a DataLoader or batches (x, y), got a {type(loader).__name__}; of a dataset: "
