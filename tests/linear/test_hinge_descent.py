@@ -39,7 +39,7 @@ def test_the_objective_falls_to_the_minimum(intercept, scale):
     solver = head._solver
     signs = torch.stack([solver.signs(k) for k in range(K)], 1)
     weight = solver.row_weights()[:, None].expand_as(signs)
-    problem = HingeDescent(solver, solver.scale, signs, weight)
+    problem = HingeDescent(solver, solver.rows.q, solver.scale, signs, weight)
     point, excess = problem.start(), []
     for _ in range(10):
         value = point.w[: solver.scale.width(J)].square().sum(0) + (1.0 - point.margins).clamp(min=0.0).square().sum(0)

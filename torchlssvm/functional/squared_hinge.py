@@ -43,14 +43,14 @@ class Sweep(NamedTuple):
     gradient_b: Tensor
 
 
-def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, order: Tensor | None = None) -> Sweep:
+def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor) -> Sweep:
     """Compute the scores of rows for C classes and half the gradient of sum weight (score - target)^2, in one pass.
 
-    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C); order: (n,) the order of the rows.
+    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C).
     """
     found = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     gradient, gradient_b = torch.zeros_like(w), torch.zeros_like(b)
-    for part, block in float_blocks(rows, order):
+    for part, block in float_blocks(rows):
         f = torch.addmm(b, block, w, out=found[part])
         error = (f - targets[part]).mul_(weight[part])
         gradient.addmm_(block.mT, error)
@@ -58,28 +58,28 @@ def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor, o
     return Sweep(found, gradient, gradient_b)
 
 
-def combinations(rows: Tensor, errors: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def combinations(rows: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
     """Sums (J, C) of rows (n, J), each times its errors (n, C), and of the errors (C,)."""
     out = torch.zeros(rows.shape[1], errors.shape[1], dtype=torch.float64, device=rows.device)
-    for part, block in float_blocks(rows, order):
+    for part, block in float_blocks(rows):
         out.addmm_(block.mT, errors[part])
     return out, errors.sum(0)
 
 
-def scores(rows: Tensor, w: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:
+def scores(rows: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Compute scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
     out = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
-    for part, block in float_blocks(rows, order):
+    for part, block in float_blocks(rows):
         torch.addmm(b, block, w, out=out[part])
     return out
 
 
-def float_blocks(rows: Tensor, order: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+def float_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows as float64, some at a time, with their places."""
     size = max(16, 2**18 // max(rows.shape[1], 1))  # 2 MB stay in the cache
     for a in range(0, rows.shape[0], size):
         part = slice(a, a + size)
-        yield part, (rows[part] if order is None else rows[order[part]]).to(torch.float64)
+        yield part, rows[part].to(torch.float64)
 
 
 def loss(margins: Tensor, weight: Tensor) -> Tensor:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -112,7 +110,6 @@ class ActiveSetSolver:
     def __init__(self, rows: GridRows, stats: Statistics, options: SolverOptions):
         self.rows, self.stats, self.options = rows, stats, options
         self._held: Standardization | None = None
-        self._busy = False  # set while caches are computed
         self.reset()
 
     def reset(self) -> None:
@@ -224,31 +221,26 @@ class ActiveSetSolver:
         Raises ConvergenceError if a search does not converge. Later reads raise it immediately, until samples or options change
         or you call ``restart``.
         """
-        if self._current and not self._busy:
+        if self._current:
             return self.w, self.b
         if self._failure is not None:
             raise ConvergenceError(self._failure)
-        with self._computing():
-            if self.rows.n == 0:
-                self.reset()
-            else:
+        if self.rows.n == 0:
+            self.reset()
+        else:
+            try:
                 self._bring_up_to_date()
+            except ConvergenceError as error:
+                self.reset()
+                self._failure = str(error)
+                raise
         self._current = True
         return self.w, self.b
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """A context in which caches are computed. After an interruption or a failure they are computed again from the rows."""
-        if self._busy:
+    def drop_unfinished(self) -> None:
+        """Forget all caches after an interruption, unless a search is known to fail."""
+        if self._failure is None:
             self.reset()
-        self._busy = True
-        try:
-            yield
-        except ConvergenceError as error:
-            self.reset()
-            self._failure, self._busy = str(error), False
-            raise
-        self._busy = False
 
     def _bring_up_to_date(self) -> None:
         self.w, self.b = self.w.clone(), self.b.clone()  # weights that were returned earlier must not change
@@ -301,11 +293,10 @@ class ActiveSetSolver:
     def whitened(self, k: int) -> Whitened:
         """The system of a class on its active set, whitened, up to date."""
         self.weights()
-        with self._computing():
-            state = self.states[k]
-            if state.solution is None or state.solution.factored is None:
-                state.solution = self._solved(k, self._sums(self._active[k]), self._active[k], self.scale)[0]
-            return state.solution.whitened()
+        state = self.states[k]
+        if state.solution is None or state.solution.factored is None:
+            state.solution = self._solved(k, self._sums(self._active[k]), self._active[k], self.scale)[0]
+        return state.solution.whitened()
 
     def signs(self, k: int, slots: Tensor | None = None) -> Tensor:
         """+1 for the rows of a class and -1 for the others (n,), or at ``slots`` (m,)."""
@@ -386,7 +377,7 @@ class ActiveSetSolver:
         for a in range(0, len(labels), size):
             part = labels[a : a + size]
             signs = torch.stack([self.signs(k) for k in part], 1)
-            point = HingeDescent(self, self.scale, signs, weight[:, None].expand_as(signs)).start()
+            point = HingeDescent(self, rows.q, self.scale, signs, weight[:, None].expand_as(signs)).start()
             for c, k in enumerate(part):
                 out[k] = self._at(point.w[: self.scale.width(rows.in_features), c].clone(), point.margins[:, c].clone())
         return out

@@ -35,17 +35,15 @@ class HingeDescent:
     """C squared-hinge problems on the same rows.
 
     Args:
-        solver: the rows, sums over all of them, and class weights.
+        solver: the sums over all rows, and class weights.
+        q: (n, J), the rows, in the order of ``signs`` and ``weight``.
         scale: units, rho and the intercept.
         signs: (n, C), targets of -1 and +1.
         weight: (n, C), class weight times copies; 0 leaves a row out of a problem.
-        order: (n,), places of the rows in the order of ``signs`` and ``weight``; None keeps the present order.
     """
 
-    def __init__(
-        self, solver: ActiveSetSolver, scale: RowScale, signs: Tensor, weight: Tensor, order: Tensor | None = None
-    ):
-        self.q, self.scale, self.signs, self.weight, self.order = solver.rows.q, scale, signs, weight, order
+    def __init__(self, solver: ActiveSetSolver, q: Tensor, scale: RowScale, signs: Tensor, weight: Tensor):
+        self.q, self.scale, self.signs, self.weight = q, scale, signs, weight
         # 4: one sample in four is taken to be active; of ten classes a fifth to a third are. I + V^T V / 4 is the system of a
         # rho four times as large.
         wider = replace(scale, rho=scale.rho * 4)
@@ -57,7 +55,7 @@ class HingeDescent:
         margins = torch.zeros_like(self.signs)
         step = self._precondition(self._gradient(self.signs * self.weight))
         point = DescentPoint(torch.zeros_like(step), margins)
-        self._move(point, step, hinge.scores(self.q, *self._weights(step), self.order) * self.signs)
+        self._move(point, step, hinge.scores(self.q, *self._weights(step)) * self.signs)
         return point
 
     def lower(self, point: DescentPoint) -> None:
@@ -77,7 +75,7 @@ class HingeDescent:
         enough = 0.3**2 * size
         # 6: most passes over the rows for one Newton step
         for _ in range(6):
-            found = hinge.sweep(self.q, *self._weights(direction), none, weight, self.order)
+            found = hinge.sweep(self.q, *self._weights(direction), none, weight)
             product = self._pulled_back(found.gradient, found.gradient_b)
             product[:D] += direction[:D]
             length = torch.where(size > enough, size / (direction * product).sum(0), 0.0)
@@ -112,7 +110,7 @@ class HingeDescent:
 
     def _gradient(self, errors: Tensor) -> Tensor:
         """Sums of the rows, in the coordinates of a point, each times its errors (n, C)."""
-        return self._pulled_back(*hinge.combinations(self.q, errors, self.order))
+        return self._pulled_back(*hinge.combinations(self.q, errors))
 
     def _pulled_back(self, gradient: Tensor, gradient_b: Tensor) -> Tensor:
         """The transpose of ``_weights``. gradient: (J, C); gradient_b: (C,)."""

@@ -581,7 +581,8 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _drop_unfinished(self) -> None:
-        """Drop caches that an interruption left unfinished. The solver of a margin head does so by itself."""
+        """Drop caches that an interruption left unfinished."""
+        raise NotImplementedError
 
     def _room_for(self, k: int) -> Callable[[], None]:
         """Build what else k more classes need, and return a function that puts it into this head."""

@@ -336,13 +336,20 @@ class MarginHead(LinearHead):
     @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
         """Replace the samples held by those of a :meth:`_sample_state`; None empties the head."""
-        fresh, rows = self.statistics.zero(), self.samples.empty()
-        if state is not None:
-            fresh, rows = self._loaded_samples(state)
         if state is None:
             self._forget_choices()
-        self._replace_parts(statistics=fresh, samples=rows, _solver=ActiveSetSolver(rows, fresh, self._options))
+        fresh, rows = (self.statistics.zero(), self.samples.empty()) if state is None else self._loaded_samples(state)
+        self._replace_parts(**self._parts(fresh, rows, self._options))
         self._choices.outdate()
+
+    def _parts(
+        self, statistics: Statistics, rows: GridRows, options: SolverOptions, solution: dict[str, Tensor] | None = None
+    ) -> dict[str, Any]:
+        """Parts for :meth:`_replace_parts`. solution: the state of a solver."""
+        solver = ActiveSetSolver(rows, statistics, options)
+        if solution is not None:
+            solver.restore({k: checkpoint.moved(v, statistics.device) for k, v in solution.items()})
+        return {"statistics": statistics, "samples": rows, "_solver": solver}
 
     def _loaded_samples(self, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
         """Statistics and rows from a :meth:`_sample_state`; ValueError when they do not fit."""
@@ -367,6 +374,9 @@ class MarginHead(LinearHead):
     def _solve_afresh(self) -> None:
         self._solver.restart()
 
+    def _drop_unfinished(self) -> None:
+        self._solver.drop_unfinished()
+
     def _room_for(self, k: int) -> Callable[[], None]:
         return lambda: self._solver.add_classes(k)
 
@@ -376,10 +386,8 @@ class MarginHead(LinearHead):
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling and copying, with the rows held and without the matrices of the solver."""
         self._solve()
-        rows = self.samples.copy()
-        solver = ActiveSetSolver(rows, self.statistics, self._options)
-        solver.restore(self._solver.state())
-        return super().__getstate__() | {"samples": rows, "_solver": solver}
+        parts = self._parts(self.statistics, self.samples.copy(), self._options, self._solver.state())
+        return super().__getstate__() | parts
 
     def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = {"digest": self.statistics.digest(), "per_class": self.statistics.per_class}
@@ -392,12 +400,9 @@ class MarginHead(LinearHead):
             raise ValueError(f"per_class is {meta['per_class']} in the saved head and {self.statistics.per_class} here")
         statistics, rows = self._loaded_samples(state)
         checkpoint.check_digest(statistics, meta["digest"])
-        solver = ActiveSetSolver(rows, statistics, options)
-        solver.restore(checkpoint.part(state, "solution."))
-        return lambda: self._replace_parts(statistics=statistics, samples=rows, _solver=solver)
+        parts = self._parts(statistics, rows, options, checkpoint.part(state, "solution."))
+        return lambda: self._replace_parts(**parts)
 
     def _move(self, device: torch.device, options: SolverOptions) -> None:
         statistics, rows = self.statistics.to(device), self.samples.copy(device)
-        solver = ActiveSetSolver(rows, statistics, options)
-        solver.restore({k: checkpoint.moved(v, device) for k, v in self._solver.state().items()})
-        self._replace_parts(statistics=statistics, samples=rows, _solver=solver)
+        self._replace_parts(**self._parts(statistics, rows, options, self._solver.state()))

@@ -77,7 +77,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     """
     rows, solver, K = head.samples, head._solver, head.num_classes
     order = rows.saved_order()
-    labels, copies, fold = rows.labels[order], rows.copies[order], rows.folds(folds)[order]
+    q, labels, copies, fold = rows.q[order], rows.labels[order], rows.copies[order], rows.folds(folds)[order]
     used = fold.unique().tolist()
     if len(used) < 2:
         raise ValueError(f"all samples are in one of {folds} folds: there are too few to choose by")
@@ -97,7 +97,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     point: DescentPoint | None = None
     for i in values.argsort(descending=True).tolist():
         before, scale = scale, replace(solver.scale, rho=float(values[i]))
-        descent = HingeDescent(solver, scale, signs, weight, order)
+        descent = HingeDescent(solver, q, scale, signs, weight)
         if point is None:
             point = descent.start()
         else:
