@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, verify
+from torchlssvm.errors import NumericalWarning
 from torchlssvm.events import Add
 from torchlssvm.linear.discriminant_rule import choose_rule
 from torchlssvm.store import SampleStore
@@ -103,6 +104,18 @@ def test_leave_one_out_is_that_of_heads_without_the_sample(J, class_weight, scal
             left = y[keep].unique()
             found, truth = (torch.softmax(s[left], 0) for s in (scores[i], rest(x[i : i + 1])[0]))
             torch.testing.assert_close(found, truth, rtol=0, atol=tolerance)
+
+
+def test_a_rho_too_small_for_the_scatter_within_classes_is_reported():
+    x, y = drawn(9, 8, 3)  # six directions within classes, of features far above the root of rho
+    head = LSSVMHead(8, 3, rho=1e-2, grid=FixedPoint(2.0**27), rule="lda").add(x * 1e6, y)
+    with pytest.warns(NumericalWarning, match="small for these features"):
+        head(x)
+    alone = torch.zeros(12, 2)
+    alone[0, 0] = 1.0  # without this sample there is no scatter, and the ridge inflates the scores a millionfold
+    head = LSSVMHead(2, 3, rho=1e-8, grid=2.0, rule="lda").add(alone, torch.arange(12) % 3)
+    with pytest.warns(NumericalWarning, match="lost digits"):
+        head.leave_one_out(alone, torch.arange(12) % 3)
 
 
 def test_auto_takes_the_discriminant_where_features_are_few_for_the_classes():

@@ -42,8 +42,10 @@ import torch
 from torch import Tensor
 
 
-def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """Compute the weights w (J, K) and b (K,) of the discriminant from the least-squares weights.
+def discriminant(
+    W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor, rho: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the weights w (J, K) and b (K,) of the discriminant from the least-squares weights, and a bound of their error.
 
     Args:
         W: least-squares weights (J, K) for targets +1 and -1 and a free intercept.
@@ -61,11 +63,13 @@ def discriminant(W: Tensor, M: Tensor, m: Tensor, counts: Tensor, trace: Tensor,
     U = torch.where(present, W / (2 * n_k), torch.zeros_like(W))  # A^-1 M^T (J, K)
     NG = counts[:, None] * (M @ U)  # (K, K)
     eye = torch.eye(len(counts), dtype=W.dtype, device=W.device)
-    V = torch.linalg.solve(eye - NG, U, left=False)  # (S_w + rho I)^-1 M^T
+    inverse = torch.linalg.inv(eye - NG)
+    V = U @ inverse  # (S_w + rho I)^-1 M^T
+    error = torch.finfo(W.dtype).eps * (eye - NG).abs().sum(0).amax() * inverse.abs().sum(0).amax()
     n = counts.sum()
     w = V * (n * _inflation(rho * W.shape[0], trace))
     b = (counts / n).log() - m @ w - 0.5 * (M.mT * w).sum(0)
-    return w, torch.where(present, b, torch.full_like(b, -1e30))
+    return w, torch.where(present, b, torch.full_like(b, -1e30)), error
 
 
 class WithinClass(NamedTuple):
@@ -105,7 +109,8 @@ def leave_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Ten
     """Compute scores (b, L, K) of groups of L samples, each group by a head without it, and their joint leverages (b,).
 
     x: (b, L, J), centred on the mean of all; y: labels (b, L); t: weights (b, L); at a fixed rho. If a class loses all of its
-    samples, its score is below all others.
+    samples, its score is below all others. Where the ridge inflates the scores, it takes as many digits as a leverage near 1,
+    and is counted as one.
     """
     means, counts = system.means, system.counts
     hot = torch.nn.functional.one_hot(y, len(counts)).to(x.dtype) * t[..., None]  # (b, L, K)
@@ -131,8 +136,11 @@ def leave_out(system: WithinClass, x: Tensor, y: Tensor, t: Tensor) -> tuple[Ten
     mean = (t / n[:, None])[..., None]  # m' = -mean^T x
     shift = xx @ mean + 0.5 * mean.mT @ xx @ mean
     trace = system.trace - (M * (d @ d.mT)).sum((1, 2))
-    scale = n * _inflation(system.rho * x.shape[2], trace)
-    scores = scale[:, None, None] * (linear - 0.5 * square[:, None] + shift) + (left / n[:, None]).log()[:, None]
+    inflation = _inflation(system.rho * x.shape[2], trace)
+    leverage = 1.0 - (1.0 - leverage) / inflation
+    scores = (n * inflation)[:, None, None] * (linear - 0.5 * square[:, None] + shift) + (left / n[:, None]).log()[
+        :, None
+    ]
     gone = (left <= 0)[:, None]
     lowest = scores.masked_fill(gone, torch.inf).amin(2, keepdim=True)
     return torch.where(gone, lowest - 1.0, scores), leverage

@@ -116,7 +116,10 @@ def discriminant_weights(
     diagonal = means.diagonal
     if standard is not None:
         diagonal = diagonal / (standard.deviation * standard.resolution).square()
-    return discriminant.discriminant(W, means.M, means.m, means.counts, diagonal.sum(), rho)
+    w, b, error = discriminant.discriminant(W, means.M, means.m, means.counts, diagonal.sum(), rho)
+    if not float(error) < 1e-6:  # the scatter within classes has fewer directions than features, beside a tiny rho
+        normal.warn_small_rho(rho, float(error))
+    return w, b
 
 
 def within_class(

@@ -219,19 +219,24 @@ def solve(
     problem = head_problem(stats, units, intercept, weights, labels, standard)
     solved = solve_problem(problem, work)
     error = torch.finfo(torch.float64).eps / solved.share if solved.share else math.inf
-    if error > 1e-9:  # of scores, relative
-        off = (
-            f"off by {error:.0e} of their size"
-            if solved.share
-            else "wrong: the system is singular to working precision"
-        )
-        warnings.warn(
-            f"rho = {units.rho:.1e} is small for these features (fewer samples than features?): scores may be {off}. Use a "
-            "larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
-            NumericalWarning,
-            stacklevel=2,
-        )
+    if error > 1e-9:
+        warn_small_rho(units.rho, error)
     return solved
+
+
+def warn_small_rho(rho: float, error: float) -> None:
+    """Report the relative error of scores, infinite if the system is singular."""
+    off = (
+        f"off by {error:.0e} of their size"
+        if math.isfinite(error)
+        else "wrong: the system is singular to working precision"
+    )
+    warnings.warn(
+        f"rho = {rho:.1e} is small for these features (fewer samples than features?): scores may be {off}. Use a larger rho, "
+        "or KernelLSSVM(Linear()), which keeps the samples.",
+        NumericalWarning,
+        stacklevel=3,
+    )
 
 
 def moments(
