@@ -48,9 +48,9 @@ class OutOfMemoryError(TorchLSSVMError, MemoryError):
 class RemovalError(TorchLSSVMError, ValueError):
     """The samples to be removed or relabelled are not held. The state is the same as before the call.
 
-    The call itself raises this error, never a later read. A head on a grid recognizes its rows by their hashes and names
-    the first row that is not held. A store or a kernel machine recognizes ids and subjects. If a head does not know its rows
-    (``head.unchecked`` gives the reason), the error is raised if no set of samples could have the remaining sums.
+    The call itself raises this error, never a later read. A head on a grid recognizes its rows by their hashes and names the
+    first row that it does not hold, while a store or a kernel machine recognizes ids and subjects. A head that does not know
+    its rows (``head.unchecked`` gives the reason) raises the error only if no set of samples could have the remaining sums.
 
     Attributes:
         row: the index, in the call, of the first row that is not held with its label, if known.
@@ -65,8 +65,8 @@ class RemovalError(TorchLSSVMError, ValueError):
 class InterruptedUpdateError(TorchLSSVMError, RuntimeError):
     """An update was interrupted while sums were being changed in place, so the state is neither the old nor the new one.
 
-    The head then refuses every use. Load a checkpoint into the head (``head.load_state_dict``), or open its store again. An
-    interrupt at any other time leaves the head unchanged and does not raise this error.
+    The sums may then be half changed, so the head refuses every use until you load a checkpoint (``head.load_state_dict``) or
+    open its store again. An interrupt at any other time leaves the head unchanged and does not raise this error.
     """
 
 
@@ -89,8 +89,8 @@ class InexactDeviceError(TorchLSSVMError, RuntimeError):
 class ConvergenceError(TorchLSSVMError, RuntimeError):
     """A solver did not converge. An answer that violates the solver's own conditions is never returned.
 
-    If a ``LagrangianSVM`` ran out of steps, it still holds its samples. Allow more iterations or a larger tolerance, or choose
-    another solver, and read the result again. An ``IncrementalSVM`` stays unchanged.
+    If a ``LagrangianSVM`` ran out of steps, it still holds its samples, so you can allow more iterations or a larger
+    tolerance, or choose another solver, and read the result again. An ``IncrementalSVM`` stays unchanged.
     """
 
 

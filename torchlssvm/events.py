@@ -9,9 +9,10 @@ You can convert an event to primitives (for JSON, a queue or a checkpoint) and b
 >>> from_primitives(to_primitives(event)) == event
 True
 
-An event is applied once: applying it again with the same event id changes nothing. A store records a keyed hash of each event
-id, not the id itself (:meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`). Nevertheless, do not put the
-names of samples or subjects into an event id, because whoever has the store can test whether an event id was used.
+An event is applied once: applying it again with the same event id changes nothing. For this purpose, a store records a keyed
+hash of each event id, not the id itself ( :meth:`SampleStore.recorded_id <torchlssvm.store.SampleStore.recorded_id>`).
+Nevertheless, do not put the names of samples or subjects into an event id, because whoever has the store can test whether an
+event id was used.
 
 Pass sample ids as text or integers; an integer is converted to its digits. Wherever a list is accepted, you can pass a tensor,
 a NumPy array, or a pandas Series or DataFrame.
@@ -82,7 +83,7 @@ def casefolded(text: str) -> str:
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text contains one of the given ids and subjects, in any case and any form of Unicode.
 
-    Long names are searched for anywhere in the text. Short names are compared only with words and parts of words of the text.
+    Long names are searched for anywhere in the text, but short names are compared only with its words and parts of words.
     Punctuation between the words of a name is ignored.
 
     >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"]), holds_name("for AnnaBerg", ["Anna Berg"])

@@ -3,8 +3,8 @@
 ``freeze`` returns a head without its statistics. A linear head, or a kernel machine with the linear kernel, becomes an
 ``nn.Linear`` that contains only the weights. If the head has ``normalize``, the module normalizes rows first.
 
-With any other kernel, the frozen machine contains its support rows, which are training samples. It contains no ids, no labels
-and no rows with coefficient zero. Freeze it again after an erasure, because the old file still contains the erased row.
+With any other kernel, the frozen machine contains its support rows, which are training samples, so freeze it again after an
+erasure: the old file still contains the erased row. It contains no ids, no labels and no rows with coefficient zero.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead

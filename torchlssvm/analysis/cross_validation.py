@@ -20,10 +20,10 @@ __all__ = ["cross_validate", "error_rate", "fold_of", "margins"]
 def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None) -> Tensor:
     """Compute out-of-fold scores (n, K) with any machine that has exact ``add`` and ``remove``.
 
-    Each sample is scored by a model that was trained without its fold. A copy of the machine first learns all folds except the
-    first one. Then, for each further fold f, it adds fold f - 1 and removes fold f, in a single step if the machine has
-    ``update`` (Lee et al., k-fold by incrementally replacing one fold). Two changes of n / folds samples thus replace a
-    training on all other folds.
+    Each sample is scored by a model that was trained without its fold. This does not require a training per fold: a copy of
+    the machine first learns all folds except the first one, and then moves from fold to fold. For fold f, it adds fold f - 1
+    and removes fold f, in a single step if the machine has ``update`` (Lee et al., k-fold by incrementally replacing one
+    fold).
 
     Args:
         machine: an empty :class:`~torchlssvm.LSSVMHead` or kernel machine, or any object whose ``add(x, y)`` returns ids (or

@@ -1,7 +1,8 @@
 """Find labels that are probably wrong by their leave-one-out margins, and propose corrections as events.
 
-A sample is suspicious if a model trained without it predicts another class. The ranking needs no threshold and no folds.
-``pred_probs`` are out-of-sample probabilities in the form that cleanlab expects.
+A sample is suspicious if a model trained without it predicts another class. You need to choose neither a threshold nor folds
+to get the ranking. To use cleanlab as well, pass it ``pred_probs``, the out-of-sample probabilities in the form that it
+expects.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -146,8 +147,8 @@ def find_label_errors(
     ``targets="regression"``, this function raises an error; rank the residuals ``y - head.leave_one_out(x, y)``.
 
     With ``multiclass="ovo"``, the score of a class is its lowest score against any other class. This takes longer, but finds
-    more errors if one linear score cannot separate a class from the rest because the class lies between others (in pixels, for
-    example).
+    more errors if a class lies between others (in pixels, for example), so that one linear score cannot separate it from the
+    rest.
 
     Args:
         head: a linear head that holds the samples. A ``CompactLSSVMHead`` does not support ``groups``.

@@ -15,8 +15,9 @@ from torchlssvm.sample_adapter import SampleAdapter
 class SlidingWindow:
     """Keep a machine trained on the last ``size`` samples of a stream.
 
-    The window stores its samples and removes them from the machine when they leave the window, by id if ``add`` of the machine
-    returns ids. An exact machine therefore always equals a machine that only ever saw the samples in the window.
+    The window stores its samples, and when a sample leaves the window, it removes the sample from the machine (by id if
+    ``add`` of the machine returns ids). An exact machine therefore always equals a machine that only ever saw the samples in
+    the window.
 
     Args:
         machine: any object with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids, such as a head,

@@ -1,7 +1,8 @@
 """Receipts of erasures, which name the samples of a certificate.
 
-A certificate contains only commitments SHA-256(nonce || id). The receipt contains the ids, the nonces and the request, so it
-names people. Keep it away from the store and the certificate, and destroy it when nobody can question the answer any longer.
+A certificate contains only commitments SHA-256(nonce || id), which reveal nothing without the nonces. The receipt contains the
+nonces, the ids and the request, so it names people. Keep it away from the store and the certificate, and destroy it when
+nobody can question the answer any longer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Time stamps of certificates (RFC 3161): the request to an authority, and the check of its response.
 
-This module does not use the network. You send the request to the authority, and save its response next to the certificate. The
-stamp covers the bytes of the certificate file, so ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` can check it as well.
-Requests have no nonce, because an older response for the same bytes is just as valid.
+This module does not use the network: you send the request to the authority yourself, and save its response next to the
+certificate. The stamp covers the bytes of the certificate file, so you can also check it with ``openssl ts -verify -data CERT
+-in STAMP -CAfile CA``. Requests have no nonce, because an older response for the same bytes is just as valid.
 
 The package ``rfc3161-client`` (extra ``audit``) checks the signature and the certificate path, and this module checks what the
-package leaves out. The package accepts only strict DER, which not all authorities write. :func:`normalized` therefore converts
+package leaves out. Because the package accepts only strict DER, which not all authorities write, :func:`normalized` converts
 their responses first.
 """
 

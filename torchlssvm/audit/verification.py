@@ -1,7 +1,7 @@
 """Verify certificates of erasure.
 
 A certificate states that samples were erased from a store, and commits to the state of the head since then. ``verify`` trusts
-neither statement. It checks the signature with a key that you trust, and solves for the weights again from the statistics. If
+neither statement, but checks the signature with a key that you trust and solves for the weights again from the statistics. If
 you pass the store, it also recomputes the statistics from the remaining rows and checks the journal.
 """
 

@@ -1,6 +1,6 @@
 """Apply events to a head or kernel machine, each exactly once, with or without a store. No Trainer is needed.
 
-A store knows its samples, and its journal records which events were applied. Without a store,
+If there is a store, it knows its samples, and its journal records which events were applied. Without a store,
 :class:`~torchlssvm.corrections.head_samples.HeadSamples` keeps this record, and the events carry the samples as they were
 added.
 
@@ -11,12 +11,12 @@ on a grid, its result equals, bit for bit, that of a head that never saw the sam
 for predictions. A sample also counts as arrived if a suppression list excludes it, or if it is to be removed and cannot be
 learned. If some samples of a Remove have arrived and been removed already, the Remove is applied to the remaining samples.
 
-Some events treat all samples of a subject alike: a Remove, or a Relabel with one label. Such an event is applied to the samples
-that are held and then stays on watch. Until the run ends, it is applied again with each batch that brings more samples of the
-subject.
+An event that treats all samples of a subject alike (a Remove, or a Relabel with one label) also applies to samples that arrive
+later. It is applied to the samples that are held, and then stays on watch: until the run ends, it is applied again with each
+batch that brings more samples of the subject.
 
-Events that arrive together change the head once, with one matrix product. If the head refuses them, they are tried in halves to
-find the invalid events. The other events are applied in order.
+To save time, events that arrive together change the head once, with one matrix product. If the head refuses them, they are
+tried in halves to find the invalid events, and the other events are applied in order.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Corrector:
     def apply_waiting(self, final: bool = False) -> None:
         """Apply the waiting events whose samples have arrived. :meth:`take_answered` returns their outcomes.
 
-        Set ``final`` when the pass over the samples is over. A removal then no longer waits for an earlier event about the same
-        sample, even if the earlier event still waits for another sample.
+        Set ``final`` when the pass over the samples is over, because events then have nothing left to wait for: a removal is
+        applied even if an earlier event about the same sample still waits for another sample.
         """
         if len(self.queue):
             self._settle([], [], None, final)

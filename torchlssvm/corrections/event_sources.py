@@ -79,9 +79,9 @@ class FileSource:
     log rotation does, the new content is read from its start; events that were already applied are not applied again. Blank
     lines and lines that start with ``#`` are skipped, so you can edit the file by hand.
 
-    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id. This
-    id and ``identity`` stay in stores and checkpoints. They are therefore hashes under a random key, which is kept beside the
-    file as ``<name>.key``. Nobody can test a guess about a line without the key. Keep the key as long as you read the file, and
+    A line without an ``event_id`` gets an id computed from its position and content, so each reading gives the same id.
+    Because this id and ``identity`` stay in stores and checkpoints, they are hashes under a random key, without which nobody
+    can test a guess about a line. The key is kept beside the file as ``<name>.key``. Keep it as long as you read the file, and
     delete it with the file. If the key cannot be written, each line needs an ``event_id``, and a file that is rewritten in
     place is not noticed.
     """

@@ -1,8 +1,8 @@
 """The samples of a head or a kernel machine without a store, identified by their ids. Each event is applied once.
 
-Events carry the samples as they were added. A hash of each sample is kept, because the sample removed under an id must equal,
-bit for bit, the sample added under that id. Save ``state_dict`` in the same checkpoint as the head, so that both are restored
-together.
+Without a store, events have to carry their samples again, exactly as they were added. To check this, a hash of each sample is
+kept: the sample removed under an id must equal, bit for bit, the sample added under that id. Save ``state_dict`` in the same
+checkpoint as the head, so that both are restored together.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The ids of samples that training has seen, so that no sample counts twice and no erased sample comes back.
 
-The same samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. A sample that was
-learned and then erased is not held, and must not be learned again. Each id that was seen is therefore kept as a keyed hash.
-With a store, the hashes are kept in a file in its folder. An id is written before its event, and discarded if the event did not
-reach the journal. Without a store, the hashes are kept in the checkpoint.
+The same samples arrive again in a second epoch, as padding of a distributed sampler, and in a resumed run. Among them may be a
+sample that was learned and then erased, which must not be learned again. Each id that was seen is therefore kept as a keyed
+hash, in a file in the folder of the store or, without a store, in the checkpoint. An id is written before its event, and
+discarded if the event did not reach the journal.
 
-Hashes and key together reveal whether an id was seen, so ``SampleStore.compact`` removes the file. Nobody can then tell which
-samples were erased. A run that began before the compaction therefore cannot be resumed (:func:`resume_run`), unless the store
-has a suppression list. A checkpoint without a store keeps the hashes, so delete the checkpoints of finished runs.
+Hashes and key together reveal whether an id was seen, so ``SampleStore.compact`` removes the file. From then on, nobody can
+tell which samples were erased, so a run that began before the compaction cannot be resumed (:func:`resume_run`), unless the
+store has a suppression list. A checkpoint without a store keeps the hashes, so delete the checkpoints of finished runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The queue of events whose samples have not arrived yet, kept in a store or in a checkpoint. It needs no Trainer.
 
-A waiting event contains the plain ids of its samples, because it has to recognise them. If there is a store, each waiting event
-is a note in the store. The transaction that applies the event deletes the note, and the next compaction removes its last trace.
-An event on watch keeps its note until the run ends, so that a run that was killed can be resumed, or until a compaction.
-Use ``torchlssvm drop`` to drop an event that can never be applied.
+A waiting event contains the plain ids of its samples, because it has to recognise them. If there is a store, each waiting
+event is a note in the store, which is deleted by the transaction that applies the event; the next compaction removes its last
+trace. An event on watch keeps its note until a compaction or until the run ends, so that a run that was killed can be resumed.
+To drop an event that can never be applied, use ``torchlssvm drop``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Learn on several machines by adding sums (Zhu et al., *Distributed Incremental wLPSVM Learning*).
 
-The statistics of a head are sums over samples. If the head has a grid, the sums are integers. Adding the sums of several
+The statistics of a head are sums over samples, and if the head has a grid, these sums are integers. Adding the sums of several
 machines therefore gives, bit for bit, the result of one machine with all the data, for any number of ranks, any split and any
 order (the paper's equations (35) and (38)). :class:`Delta` is algorithm 4, :func:`merge` is algorithm 5, and :func:`sync`
 combines both on torch.distributed.

@@ -49,8 +49,8 @@ def head_of(target: Any) -> LSSVMHead:
 def locked(*targets: Any) -> Iterator[None]:
     """A context in which no other thread changes these heads, so that an exchange reads and writes one consistent state.
 
-    A head of a store is brought up to date first. All threads take the locks in the same order, which prevents deadlocks.
-    Targets that are not heads are skipped here; :func:`head_of` raises the error for them.
+    A head of a store is first brought up to date. To prevent deadlocks, all threads take the locks in the same order. Targets
+    that are not heads are skipped here; :func:`head_of` raises the error for them.
     """
     heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
     with ExitStack() as stack:
@@ -73,13 +73,14 @@ def fingerprint_of(target: Any, given: str | None) -> str | None:
 class Delta(Changes):
     """The changes of a node, to be sent and merged: sums of samples added minus sums of samples removed, and an id.
 
-    A delta is ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. It needs no model, and it may
-    remove samples that this node never held. Create a delta with :meth:`take` (the pending changes of a head), :meth:`like` (an
-    empty delta) or :meth:`load`.
+    To get the pending changes of a head as a delta, call :meth:`take`; to read a delta from a file, call :meth:`load`. You can
+    also build a delta without a head: create an empty one with :meth:`like`, and add and remove samples. It may even remove
+    samples that this node never held. In the paper, a delta is ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), here
+    for any number of classes.
 
-    The id is random. A receiver that has merged this id before refuses the delta, because its samples would count twice.
-    ``carried`` contains the ids of merged deltas that are part of this delta. ``uncertifiable`` is the reason why the source
-    head cannot be certified, or None. A head that merges the delta gets the same reason.
+    A delta has a random id, so that a receiver merges it only once; otherwise its samples would count twice. ``carried``
+    contains the ids of merged deltas that are part of this delta. ``uncertifiable`` is the reason why the source head cannot
+    be certified, or None. A head that merges the delta gets the same reason.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -125,11 +126,11 @@ class Delta(Changes):
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
         """Copy the head's pending changes into a delta.
 
-        The changes stay pending in the head until they are handed over. This happens when :meth:`save` has written the file,
-        when :func:`merge` or :func:`sync` has put the delta into another head, or when you call :meth:`commit`. Nothing is lost
-        if a save fails or you drop the delta. Until then a second ``take`` returns the same changes, and any later ones, under
-        the same id. You can hand over only one of the two deltas. A delta is refused if its changes have left the head in
-        another way.
+        The changes stay pending in the head until they are handed over, so nothing is lost if a save fails or you drop the
+        delta. They are handed over when :meth:`save` has written the file, when :func:`merge` or :func:`sync` has put the
+        delta into another head, or when you call :meth:`commit`. Until then, a second ``take`` returns the same changes, and
+        any later ones, under the same id, and you can hand over only one of the two deltas. A delta is refused if its changes
+        have left the head in another way.
 
         Use deltas between nodes that send files. Ranks of one process group use :func:`sync`.
         """

@@ -8,8 +8,8 @@ A call has five steps, which are the same on all ranks:
     4. check     no row is held less than zero times, no sum is one that samples cannot have; tell verdict and digest
     5. commit    only if every rank has accepted the sum and has the same digest
 
-If a peer dies, a collective of steps 1 to 4 raises an error before anything has changed. If a peer dies while the last verdicts
-are being sent, some ranks may be one step ahead. The next sync detects this by epoch and digest.
+If a peer dies during steps 1 to 4, the collective raises an error before anything has changed. Only if it dies while the last
+verdicts are being sent, some ranks may be one step ahead, which the next sync detects by epoch and digest.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def sync(
 ) -> Any:
     """Add up the changes of all ranks since the last sync. Afterwards all ranks hold the same state, bit for bit.
 
-    Every rank of ``group`` must call this function. On any error, every rank raises the same error and no rank has changed. If
-    a peer dies, the error is raised within the timeout of the group. Other threads that change the head wait. Returns ``head``.
+    Every rank of ``group`` must call this function. If anything goes wrong on one rank, every rank raises the same error and
+    no rank has changed. If a peer dies, the error is raised within the timeout of the group. Threads that want to change the
+    head wait until the call ends. Returns ``head``.
 
     Args:
         head: an ``LSSVMHead`` with a grid, the same on all ranks, or a classifier that ``attach`` returned.
@@ -79,8 +80,9 @@ def reduce_to(
 ) -> Any:  # fmt: skip
     """Add the changes of all ranks to the head of one ``rank`` of the group, the master of algorithm 5.
 
-    The other ranks return to the previously agreed state, because their changes are handed over. Their heads then differ from
-    the head of the master, so ``sync`` refuses them. Continue with ``reduce_to`` to the same rank.
+    Only the master keeps the result. The other ranks hand their changes over to it and return to the state of the previous
+    agreement, so from then on their heads differ from the head of the master. ``sync`` would refuse such a group; to exchange
+    further changes, call ``reduce_to`` again with the same rank.
     """
     with locked(head, *sources(delta)):
         return _run(head, group, rank, delta, fingerprint, min_samples)

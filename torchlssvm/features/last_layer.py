@@ -62,7 +62,8 @@ def find_last_layer(model: nn.Module) -> LastLayer | None:
     """Find the last linear layer of a classifier. Returns None if the structure of the model does not show which layer it is.
 
     The last layer is the end of a Sequential, the last child with parameters if it has one of the usual names, or the only
-    ``nn.Linear`` if no layer with parameters follows it. If ``attach`` has taken it off already, its place is found.
+    ``nn.Linear`` if no layer with parameters follows it. If ``attach`` has already taken the layer off, the function finds the
+    place where it was.
     """
     for name, module in model.named_modules():
         if isinstance(module, TakenOff):

@@ -1,8 +1,8 @@
 """Features from several layers of one frozen network, pooled, normalized and projected to a fixed number of columns.
 
-The features of a sample are a fixed function of that sample: the network is frozen, pooling and normalization do not look at
-other samples, and a seed determines the projection. A head on these features therefore unlearns exactly, like a head on the
-last layer.
+A head on these features unlearns exactly, like a head on the last layer, because the features of a sample are a fixed function
+of that sample: the network is frozen, pooling and normalization do not look at other samples, and a seed determines the
+projection.
 """
 
 from __future__ import annotations
@@ -340,9 +340,10 @@ def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
 def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[str]:
     """Yield the names of the blocks of a network, outermost first.
 
-    A chain is a Sequential or a ModuleList. A block is a member of a chain that has layers of its own. A chain of plain layers
-    inside a chain (convolution, norm and activation) is one block. In a network without chains of blocks, each child that has
-    layers of its own is a block. In a network that is a chain of plain layers, each activation is a block.
+    Blocks are found in chains, that is, in a Sequential or a ModuleList: a block is a member of a chain that has layers of its
+    own. A chain of plain layers inside a chain (convolution, norm and activation) is one block. If a network has no chains of
+    blocks, each child that has layers of its own is a block, and if the whole network is a chain of plain layers, each
+    activation is a block.
     """
     children = list(module.named_children())
     chain = isinstance(module, nn.Sequential | nn.ModuleList)

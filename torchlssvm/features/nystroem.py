@@ -19,9 +19,9 @@ class Nystroem(nn.Module):
     """Nystroem features of a kernel k: phi(x) = k(x, Z) K_ZZ^(-1/2) for m landmarks Z (m, J).
 
     The dot product phi(x) . phi(z) approximates k(x, z), and equals it if x and z are landmarks. ``fit(x)`` draws the landmarks
-    from the rows of x. Landmarks determine the features, so a head on these features cannot remove the influence of a landmark.
-    Use public samples as landmarks, or fit again after an erasure. The last bit of the features may depend on the batch size.
-    To remove a sample, pass the features that you added.
+    from the rows of x. Because the landmarks determine all features, a head on these features cannot remove the influence of a
+    landmark. Use public samples as landmarks, or fit again after an erasure. The last bit of the features may depend on the
+    batch size, so keep the features that you add, and pass the same features to remove them.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.

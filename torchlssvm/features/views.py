@@ -20,8 +20,8 @@ class Views(nn.Module):
     """Average the features of a batch and of fixed transforms of it.
 
     A transform must be deterministic, treat each sample independently of the batch, and leave its input unchanged. These
-    properties are tested on the first batches. A random augmentation raises a ValueError, because the features of a sample
-    would differ from those that were added, and the sample could not be removed.
+    properties are tested on the first batches. A random augmentation, for example, raises a ValueError, because it would give
+    a sample new features each time, and the sample could never be removed.
 
     Args:
         module: a module that computes features (B, J) of a batch.

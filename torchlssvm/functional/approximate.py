@@ -70,8 +70,16 @@ def approximation(
 ) -> Approximation:  # fmt: skip
     """Compute the sensitivity of a removal from the system after the removal. The module's docstring defines the symbols.
 
-    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the removed rows; y: (L, K), their targets;
-    weights: (L,); mean: (J,) and total: the mean and weight n' of the remaining samples, or None unless the intercept is free.
+    Args:
+        P: rho times the inverse of the system, (D, D), where D is J + 1 with a penalized intercept, otherwise J.
+        rho: the ridge penalty.
+        w: the weights (J, K).
+        b: the intercepts (K,).
+        x: the removed rows (L, J).
+        y: the targets of the removed rows (L, K).
+        weights: the weights of the removed rows (L,).
+        mean: the mean (J,) of the remaining samples if the intercept is free, otherwise None.
+        total: the total weight n' of the remaining samples if the intercept is free, otherwise None.
     """
     J = w.shape[0]
     residuals = y - (x @ w + b)  # (L, K)

@@ -1,8 +1,8 @@
 """The inverse of a matrix that gains and loses rows, updated by blocks (Duan et al., Lemma 1 and equations (8), (9)).
 
-Let Q (N, N) be symmetric and positive definite, and U = Q^-1. Adding or removing k rows and columns of Q changes U by a
-symmetric term of rank k. The functions here return this term as rows Z (k, N) and a sign, such that U_new = U + sign Z^T Z.
-The rows of several terms can be stacked, and one matrix product then applies all of them.
+Adding or removing k rows and columns of a symmetric positive definite matrix Q (N, N) changes its inverse U = Q^-1 by a
+symmetric term of rank k. The functions here return this term as rows Z (k, N) and a sign, such that U_new = U + sign Z^T Z. To
+save time, you can stack the rows of several terms and apply all of them with one matrix product.
 
 **Removing** k rows (9): let R = (U_11, U_12) be the k rows of U, and let L be the Cholesky factor of U_11 = L L^T. Then
 

@@ -6,8 +6,8 @@ Let s be the scores of a sample, s_k the score of class k, y the label, and d_i 
     Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s_k + c)))
     Isotonic (one function for each class):    p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
 
-Fitting a map minimizes a convex function of the (score, label) pairs, from a fixed starting point to convergence. The fitted
-map therefore depends on the pairs alone: after a removal, a new fit equals a fit on only the remaining samples.
+A fitted map depends on the (score, label) pairs alone, because the fit minimizes a convex function of them, from a fixed
+starting point to convergence. After a removal, a new fit therefore equals a fit on only the remaining samples.
 
 Platt's sigmoid is fitted to the targets of Platt (1999), (n_+ + 1) / (n_+ + 2) for the n_+ samples of the class and
 1 / (n_- + 2) for the n_- others. The targets lie slightly inside 0 and 1, so that the parameters stay finite even if the scores
@@ -49,8 +49,8 @@ def minimized(
 ) -> Tensor:
     """Minimize a convex loss between bounds by Newton's method with halved steps (Lin, Lin, Weng 2007).
 
-    A step is halved until it does not increase the loss. An increase by up to 1e-13 of the loss counts as rounding. The method
-    stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps.
+    A step is halved until it does not increase the loss, where an increase by up to 1e-13 of the loss counts as rounding. The
+    method stops when a step moves the parameters by at most 1e-12 of their size, usually after ten steps.
     """
     value = loss(theta)
     for _ in range(100):

@@ -6,10 +6,10 @@ misfit of its own label, scored by the head that never saw sample i. For a level
 
     q = the ceil(p (n + 1))-th smallest r_i,        set(x) = {k : r(x, k) <= q}.
 
-If new samples come from the same distribution, set(x) contains the right class with probability about p. This is the jackknife
-of Barber, Candes, Ramdas and Tibshirani (2021). The probability is approximate because the head of all samples scores x, and
-that head differs by O(1/n) from a head without one sample. A set may contain several classes. It is empty if the misfit of even
-the best class is above q.
+If new samples come from the same distribution, set(x) contains the right class with probability about p (the jackknife of
+Barber, Candes, Ramdas and Tibshirani, 2021). The probability is only approximate, because x is scored by the head of all
+samples, which differs by O(1/n) from a head without one sample. A set may contain several classes, and it is empty if the
+misfit of even the best class is above q.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """The choice between updating a solution and solving again.
 
-Let J be the number of features and L the number of changed columns. An update by Theorem 1 takes 2 J^2 L floating point
-operations (flops) for the weights w, and 4 J^2 L if it also updates the inverse. Solving for w from statistics takes one
-Cholesky factorization of J^3 / 3 flops, which run at about half the rate of a matrix product. Computing the inverse as well
-takes J^3 flops. Including the L x L part of Theorem 1, both ways take the same time at L between J/6 and J/4 for w alone, and
-near J/8 with the inverse. ``recipes/benchmarks/linear_head.py --only crossover`` measures this point.
+For J features, an update by Theorem 1 is cheaper than a new solve if no more than about J / 6 samples have changed, or J / 8
+if the inverse is needed too. This follows from the number of floating point operations (flops) for L changed samples:
+
+    result          update by Theorem 1     solve from statistics
+    w               2 J^2 L                 J^3 / 3 (a Cholesky factorization)
+    w and inverse   4 J^2 L                 J^3
+
+A factorization runs at about half the rate of a matrix product. If the L x L part of Theorem 1 is counted too, both ways take
+the same time at L between J / 6 and J / 4 for w, and near J / 8 with the inverse. ``recipes/benchmarks/linear_head.py --only
+crossover`` measures this point.
 """
 
 from __future__ import annotations
@@ -28,10 +33,10 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 def batch_size(J: int) -> int:
     """The batch size at which Theorem 1 costs least per sample when there are no statistics to solve from.
 
-    A batch of L columns takes about t0 + s J^2 + (4 J^2 L + 4 J L^2) / f seconds. The three terms are a fixed overhead
-    (t0 = 0.3 ms), three passes over the inverse (s = 24 bytes at 10 GB/s), and the products (f = 60 GFlop/s). The time per
-    sample is least at L = sqrt((t0 + s J^2) f / (4 J)). An approximate size is enough, because the time changes little around
-    the minimum (see ``recipes/mnist_parity.py``).
+    The time for a batch of L columns is about t0 + s J^2 + (4 J^2 L + 4 J L^2) / f: a fixed overhead (t0 = 0.3 ms), three
+    passes over the inverse (s = 24 bytes at 10 GB/s), and the products (f = 60 GFlop/s). Divided by L, this is least at L =
+    sqrt((t0 + s J^2) f / (4 J)). The constants need not be precise, because the time changes little around the minimum (see
+    ``recipes/mnist_parity.py``).
     """
     return max(16, min(1024, round(math.sqrt((3e-4 + 2.4e-9 * J * J) * 60e9 / (4 * J)))))
 

@@ -3,10 +3,10 @@
 Let q be the rows of J features. The matrix of their sums, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], is positive
 semidefinite. If G is not, then a sample was removed twice, or was removed without having been added.
 
-The test scales G to a unit diagonal, S = D^-1/2 G D^-1/2, so that features of every scale have equal influence. It then tries
-a Cholesky factorization of S + t I with t = 1e-12 (J + 1). The backward error of the factorization is only about
-1e-16 (J + 1), so it succeeds for every semidefinite G. A failed factorization therefore proves a wrong removal. The test does
-not detect violations smaller than t.
+The test scales G to a unit diagonal, S = D^-1/2 G D^-1/2, so that features of every scale have equal influence, and then tries
+a Cholesky factorization of S + t I with t = 1e-12 (J + 1). Since the backward error of the factorization is only about 1e-16
+(J + 1), it succeeds for every semidefinite G, so a failure proves a wrong removal. On the other hand, the test does not detect
+violations smaller than t.
 
 The same holds for sums over [q; z] with several side columns z, such as one and the targets.
 """

@@ -18,9 +18,9 @@ A = S_t + rho I. So U = A^-1 M^T = W N^-1 / 2 is known, S_w + rho I = A - M^T N 
 
     (S_w + rho I)^-1 M^T = U (I - N M U)^-1.
 
-The weights of the discriminant are therefore the least-squares weights times a K x K matrix. Adding, removing and merging
-samples need no state beyond that of the least-squares head. The inverse exists: all eigenvalues of N M U are below 1, since
-A exceeds M^T N M by at least rho I.
+The weights of the discriminant are therefore the least-squares weights times a K x K matrix, so adding, removing and merging
+samples need no state beyond that of the least-squares head. The inverse exists: all eigenvalues of N M U are below 1, since A
+exceeds M^T N M by at least rho I.
 
 **Leaving samples out.** Remove samples x_i with weights t_i. A class k with the weight tau_k among them keeps the weight
 n_k - tau_k. With d_i = x_i - mu_k and e_k = sum t_i d_i, its mean becomes mu_k - e_k / (n_k - tau_k), and its scatter decreases

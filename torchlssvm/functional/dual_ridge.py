@@ -58,8 +58,9 @@ def centred(G: Tensor, d: Tensor) -> Tensor:
 def solve(system: DualSystem, rho: float) -> tuple[Tensor, bool]:
     """Return alpha (n, outputs), and True if K + rho I has a Cholesky factor.
 
-    The factor does not exist if rows are linearly dependent and rho is below their rounding errors. In that case, alpha has no
-    component in the directions q in which K is zero up to rounding. Since X^T q is zero, these directions do not affect w.
+    The factor does not exist if rows are linearly dependent and rho is below their rounding errors. In that case, the function
+    uses the alpha that has no component in the directions q in which K is zero up to rounding. This does not affect w, because
+    X^T q is zero for these directions.
     """
     K, Y = system.K, system.Y
     system.shift()

@@ -1,14 +1,15 @@
 """Packed Gram matrices: the lower triangle of sums of q q^T, computed at the speed of a matrix product.
 
-The lower triangle of M = sum q q^T (J x J) is stored in *strips*. A strip holds rows a to b and columns 0 to b of M as a
-contiguous (b - a, b) matrix, so that one matrix product updates it. With about eight strips, the products do 9/16 of the work
-of the full product. A few side columns z (one-hot labels, a constant, targets) may accompany each row q. The rows of
-V = sum z q^T are appended to the last strip, so that its product computes V as well.
+M = sum q q^T (J x J) is symmetric, so only its lower triangle is stored. It is cut into *strips*, groups of neighbouring rows:
+a strip holds rows a to b and columns 0 to b of M as a contiguous (b - a, b) matrix, so that one matrix product updates it.
+With about eight strips, the products do 9/16 of the work of the full product. A few side columns z (one-hot labels, a
+constant, targets) may accompany each row q. The rows of V = sum z q^T are appended to the last strip, so that its product
+computes V as well.
 
-Tall strips make products fast, and short strips save memory. There are therefore two layouts once J is large: about eight tall
-strips in which products are computed, and strips of 24 rows for sums that are kept, for example one per class. At J = 1024,
-strips of 24 rows take 2 % more memory than the triangle alone, and eight strips 14 % more. :func:`carry_` adds sums in the
-first layout to sums in the second.
+If J is large, two layouts are used, because tall strips make products fast, but short strips waste less memory above the
+diagonal. Products are computed in about eight tall strips, while sums that are kept (for example one per class) are stored in
+strips of 24 rows. At J = 1024, strips of 24 rows take 2 % more memory than the triangle alone, and eight strips take 14 %
+more. :func:`carry_` adds sums in the first layout to sums in the second.
 
 With integers q, a float64 product is exact as long as the sum over all rows of their largest square stays below 2^53.
 """

@@ -3,8 +3,9 @@
 A grid of resolution r maps a feature x to the integer q = round(x / r) (ties to even). Sums of products of such integers are
 exact, so they do not depend on the order of the samples, the batch size, the device or the number of machines.
 
-Rounding changes x by at most r / 2, which adds about n r^2 / 12 to each diagonal entry of the Gram matrix of n samples. The
-effect is that of a ridge of this size. It is negligible while n r^2 / 12 is small compared with the regularization rho.
+Rounding changes x by at most r / 2, which adds about n r^2 / 12 to each diagonal entry of the Gram matrix of n samples. This
+acts like an additional ridge of the same size, so it is negligible as long as n r^2 / 12 is small compared with the
+regularization rho.
 """
 
 from __future__ import annotations

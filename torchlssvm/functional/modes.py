@@ -79,8 +79,9 @@ class DeferredInterrupt:
 def all_or_nothing(owner: object, put_back: Callable[[], object] | None = None) -> Iterator[None]:
     """Restore the state of an object if the block raises.
 
-    Without ``put_back``, that state is the attributes. The block must then assign new values to attributes. It must not modify
-    the old values in place, because these are not copied. An object that is changed in place needs a function ``put_back``.
+    Without ``put_back``, that state is the attributes. The block must then assign new values to attributes instead of
+    modifying the old values in place, because the old values are not copied. An object that is changed in place needs a
+    function ``put_back``.
     """
     before = owner.__dict__.copy() if put_back is None else {}
     try:

@@ -6,15 +6,14 @@ g(z, i) = u_z . u_i. If the samples i in a set I change their weights by delta_i
 
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
-The set I contains the removed sample of weight c, whose weight changes by -c. It also contains the samples that leave the
-active set (-c) and those that join it (+c). Each round of Newton's method solves for T, finds the samples that are now on the
-wrong side of their margin, and updates I. All removals use the same inverse of A, so a round solves only a system of the size
-of I.
+The set I contains all samples whose weight changes: the removed sample of weight c (by -c), the samples that leave the active
+set (-c) and those that join it (+c). Each round of Newton's method solves for T, finds the samples that are now on the wrong
+side of their margin, and updates I. All removals use the same inverse of A, so a round solves only a system of the size of I.
 
 Samples far from their margin need no check. By the Cauchy-Schwarz inequality, the score of a sample z moves by at most
-sqrt(g(z, z)) sqrt(T^T G_II T). The *reach* of a sample is |1 - m_z| / sqrt(g(z, z)). Only samples with a reach below the *size*
-of the step, sqrt(T^T G_II T), can change sides. The rounds therefore look only at *near* samples, those with the least reach.
-If the size exceeds the least reach of the other samples, these must be checked as well.
+sqrt(g(z, z)) times the *size* of the step, sqrt(T^T G_II T). A sample can therefore change sides only if its *reach*, |1 -
+m_z| / sqrt(g(z, z)), is below this size. For this reason, the rounds look only at *near* samples, those with the least reach,
+and check the other samples only if the size exceeds their least reach.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A random projection that is the same to the bit on every machine, device, thread count and batch size.
 
-Each row x is scaled by a power of two and rounded to integers of 20 bits. The weights are integers of 13 bits. A product then
-has 33 bits, and a sum of up to 2^20 products has 53 bits, so a float64 matrix product is exact in every order of summation.
-The features of a sample therefore do not depend on the batch that contains it. A sample that was added in one batch can be
-removed in another, and the statistics of a dataset are the same for every way of splitting it into parts.
+The projection is computed in integers, without rounding errors, so that the features of a sample do not depend on the batch
+that contains it: a sample that was added in one batch can be removed in another. Each row x is scaled by a power of two and
+rounded to integers of 20 bits, and the weights are integers of 13 bits. A product then has 33 bits, and a sum of up to 2^20
+products has 53 bits, so a float64 matrix product is exact in every order of summation.
 """
 
 from __future__ import annotations

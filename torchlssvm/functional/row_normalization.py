@@ -3,10 +3,10 @@
 "l2" divides a row by its length (a row of zeros does not change). "sqrt" replaces each feature x by sign(x) sqrt|x|.
 
 A row must have the same bits when it is removed as when it was added, whether it is computed alone or in a batch, from strided
-memory, on another device or in numpy. The order in which a library sums numbers is not fixed. The squares of a row are
-therefore added by repeated halving, s[:h] + s[h:], with elementwise operations whose bits IEEE 754 defines. To avoid overflow,
-the squares are those of x / max|x|. On the CPU, numpy computes the square roots with the processor's instruction, because the
-last bit of torch's square roots is wrong for 1 of 80 numbers.
+memory, on another device or in numpy. The sum functions of libraries do not guarantee this, because the order in which they
+add numbers is not fixed. The squares of a row are therefore added by repeated halving, s[:h] + s[h:], with elementwise
+operations whose bits IEEE 754 defines. To avoid overflow, the squares are those of x / max|x|. On the CPU, numpy computes the
+square roots with the processor's instruction, because the last bit of torch's square roots is wrong for 1 of 80 numbers.
 """
 
 from __future__ import annotations

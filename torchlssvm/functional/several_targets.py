@@ -1,8 +1,8 @@
 """Metrics for samples with several labels each (multilabel), and for numeric targets (regression).
 
-Each label is a binary problem. With the counts of true positives tp, false positives fp and false negatives fn,
-F1 = 2 tp / (2 tp + fp + fn). The micro average computes F1 from the counts summed over all labels. The macro average is the
-mean of the F1 scores of the labels. A label that neither occurs nor is predicted has F1 = 0, as in scikit-learn.
+For each label, F1 = 2 tp / (2 tp + fp + fn), with the counts of true positives tp, false positives fp and false negatives fn.
+The micro average computes F1 from the counts summed over all labels, while the macro average is the mean of the F1 scores of
+the labels. A label that neither occurs nor is predicted has F1 = 0, as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def f1_score(y: Tensor, predicted: Tensor, average: str = "micro") -> float:
 def f1_thresholds(scores: Tensor, y: Tensor) -> Tensor:
     """Return, for each label, the threshold (K,) with the largest F1. scores: (n, K), leave-one-out; y: (n, K), 0 and 1.
 
-    The candidates are the midpoints between neighbouring scores of the label, and the lowest score minus 1. If several
-    candidates have the largest F1, the highest candidate is chosen. The threshold is 0 if no sample or every sample has the
-    label.
+    The function tries the midpoints between neighbouring scores of the label, and the lowest score minus 1. If several of
+    these have the largest F1, it returns the highest. The threshold is 0 if no sample or every sample has the label.
 
     >>> scores, y = torch.tensor([[-0.9], [-0.6], [-0.2]]), torch.tensor([[0], [1], [1]])
     >>> f1_thresholds(scores, y).tolist()

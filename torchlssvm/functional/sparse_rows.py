@@ -1,9 +1,10 @@
 """Sums over sparse rows, computed entry by entry without converting the rows to dense.
 
-Sparse rows are coalesced COO tensors: their entries are sorted by row, then by column, and no position occurs twice. A row with
-m entries adds m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`, and a dense row of J features
-adds J^2 / 2. One sparse product takes as long as about a thousand dense ones, so this pays only for rows with few entries.
-Products of integers are added as int64, so the sums have the same bits as sums over dense rows.
+Sparse rows are coalesced COO tensors: their entries are sorted by row, then by column, and no position occurs twice. Sparse
+sums pay only for rows with few entries: a row with m entries adds m (m + 1) / 2 products to the packed sums of
+:mod:`torchlssvm.functional.gram`, and a dense row of J features adds J^2 / 2. One sparse product takes as long as about a
+thousand dense ones, so this pays only for rows with few entries. Products of integers are added as int64, so the sums have the
+same bits as sums over dense rows.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def eigenpairs(G: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues (d,) ascending and eigenvectors (D, d) of a matrix without negative eigenvalues. rank: what it should have.
 
     If the rank is low, products with random vectors span the range of G, so d is little more than the rank. The trace shows
-    whether they do.
+    whether this has worked.
     """
     d = rank + 8  # 8: more vectors than needed, so that none is too small in a direction of the range
     if len(G) >= LARGE_FEATURES and 2 * d < len(G):

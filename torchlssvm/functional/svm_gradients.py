@@ -57,9 +57,9 @@ def span_margins(
 ) -> Tensor:  # (n, n), (n,) x 3, () -> (n,)
     """Return y_c f(x_c) - 1 of every sample c by the machine without it, by the span rule, differentiable in K.
 
-    The value is g_c - alpha_c gamma_c, where gamma_c is the squared distance of c to the span of the (other) margin vectors. It
-    is exact if no other sample changes its set when c leaves. It is minus infinity if alpha_c > 0 and no margin vector is left
-    that could compensate for alpha_c.
+    The span rule assumes that no other sample changes its set when c leaves, and is exact in that case. The value is then g_c
+    - alpha_c gamma_c, where gamma_c is the squared distance between sample c and the span of the margin vectors other than c.
+    If alpha_c > 0 and no margin vector is left that could compensate for alpha_c, the value is minus infinity.
     """
     alpha, b = solution(K, y, side, alpha, b)
     Q = K * y[:, None] * y

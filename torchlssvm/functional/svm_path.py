@@ -17,9 +17,10 @@ samples. With slot 0 for b,
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                               (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                               (14)
 
-An *event* is the change of a sample from one set to another. One step moves every machine to its next event. Arrays have a
-fixed number of slots for margin vectors, and unused slots are zero and masked. All numbers are float64, on any device. Each
-step needs one synchronisation of host and device.
+When a sample changes from one set to another, this is called an *event*. Between events all rates are constant, so each step
+of the algorithm moves every machine to its next event, at the cost of one synchronisation of host and device. Different
+machines may have different numbers of margin vectors. The arrays of the coefficients therefore have a fixed number of slots
+for margin vectors, of which unused ones are zero and masked. All numbers are float64, on any device.
 
 Example:
     >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)

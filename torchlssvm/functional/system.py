@@ -1,8 +1,8 @@
 """The normal equations of a head, computed from integer statistics, and their solution.
 
-The statistics of n samples are M = sum q q^T and m = sum q. All quantities are in grid units, which means that the features are
-the integers q on a grid of resolution r. The matrix is therefore A / r^2 = M + (rho / r^2) I, and the weights are w r. The sums
-themselves are never rescaled. If r is a power of two, scaling the weights by it changes no bit.
+The statistics of n samples are M = sum q q^T and m = sum q, where the features q are integers on a grid of resolution r. These
+sums are never rescaled. Instead, the system is solved in grid units: its matrix is A / r^2 = M + (rho / r^2) I, and its
+solution is w r. If r is a power of two, converting the solution to w changes no bit.
 
 With a free intercept, the features are centred on their mean m / n. Computing M - m m^T / n in floating point loses more digits
 the larger the mean is relative to the spread (errors of 4.6e-8 were seen). The features are therefore first shifted, in integer

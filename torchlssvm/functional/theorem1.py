@@ -23,8 +23,8 @@ which has one symmetric term for each sign. With Z = B(Phi^T A^-1) and r = Phi^T
 
     A_new^-1 = A^-1 - Z_a^T Z_a + Z_r^T Z_r,      w_new = w - Z_a^T B_a(r) + Z_r^T B_r(r).
 
-A free (unpenalized) intercept is a separate coordinate. If the features are centred on the mean mu of the n samples in A, the
-matrix is diag(A, n), and T becomes T + (1/n) 1 1^T.
+A free (unpenalized) intercept is one more coordinate. It does not complicate the update: if the features are centred on the
+mean mu of the n samples in A, the matrix is diag(A, n), and T becomes T + (1/n) 1 1^T.
 """
 
 from __future__ import annotations

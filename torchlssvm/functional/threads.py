@@ -1,8 +1,8 @@
 """The choice of the number of threads: small computations run on one thread, large ones on as many as torch may use.
 
-A parallel loop in torch ends when its last thread ends. If other processes keep the cores busy, that thread may wait
-milliseconds for a core, even if its work takes only microseconds. A loop on one thread avoids this wait. The choice depends
-only on the shapes of the tensors, so the same computation always runs the same way.
+Small work runs faster on one thread if the machine is busy. A parallel loop in torch ends only when its last thread ends, and
+if other processes keep the cores busy, that thread may wait milliseconds for a core, even if its work takes only microseconds.
+The number of threads depends only on the shapes of the tensors, so the same computation always runs the same way.
 
 ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that uses torch for the first time
 afterwards. A thread that first uses torch while another thread is in :func:`threads_for` therefore starts with one torch
@@ -36,8 +36,8 @@ _local = threading.local()  # full: the number of threads outside of small work,
 def threads_for(work: float) -> AbstractContextManager[None]:
     """Return a context in which torch uses one thread if the work is small, and all available threads otherwise.
 
-    The work is in floating point operations. Large work inside a context for small work uses all threads again. The context
-    does nothing if the number of threads is already right.
+    Pass the work in floating point operations. Contexts can be nested: large work inside a context for small work uses all
+    threads again. The context does nothing if the number of threads is already right.
     """
     now = torch.get_num_threads()
     wanted = (getattr(_local, "full", 0) or now) if work >= SMALL_WORK else 1

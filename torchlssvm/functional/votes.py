@@ -23,7 +23,8 @@ def least_of_pairs(pair_scores: Tensor, K: int) -> Tensor:
     """Compute scores (B, K) from pair scores (B, pairs): the lowest score of a class against any other, min over j of f_kj.
 
     If a class wins all its pairs, its score is positive, the scores of all other classes are negative, and :func:`votes`
-    predicts the same class. Unlike votes, the margin between two of these scores is in units of a pair score.
+    predicts the same class. Unlike numbers of votes, these scores also have a meaningful margin, which is in units of a pair
+    score.
     """
     first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
     table = torch.full((len(pair_scores), K, K), torch.inf, dtype=pair_scores.dtype, device=pair_scores.device)
