@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import Certificate, FixedPoint, LSSVMHead, VerificationError, attach, audit, verify
+from torchlssvm import (
+    Certificate,
+    CompactLSSVMHead,
+    FixedPoint,
+    LSSVMHead,
+    VerificationError,
+    attach,
+    audit,
+    verify,
+)
 from torchlssvm.audit import Outcome
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove
@@ -384,8 +393,29 @@ def test_machines_without_a_digest(tmp_path: Path) -> None:
         report = verify(certificate, head=store.head, store=store, public_key=PUBLIC)
         assert report.checks["head"].facts["digest"] is False
         other = new_head(grid=None).add(x, torch.arange(N) % K)
-        with pytest.raises(VerificationError, match="holds 30 samples and the store 28"):
+        with pytest.raises(VerificationError, match="28 remaining samples"):
             verify(certificate, head=other, store=store, public_key=PUBLIC)
+
+
+def test_a_head_without_a_grid_that_holds_an_erased_sample_fails(tmp_path: Path) -> None:
+    """In place of an empty row, or with a small weight: neither the count nor the scores of the others tell."""
+    options: dict[str, Any] = {"grid": None, "rho": 1.0, "intercept": "none"}
+    x = torch.randn(N, J, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, -1], x[-1], y = 0.0, 0.0, torch.arange(N) % K
+    secret = torch.zeros(1, J, dtype=torch.float64)
+    secret[0, -1] = 2.5
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, **options)) as store:
+        store.apply(Add([*map(str, range(N)), "secret"], torch.cat([x, secret]), torch.cat([y, y[1:2]])))
+        store.apply(Remove(ids=["secret"], event_id="e"))
+        certificate = store.certificate("e")
+        assert verify(certificate, store.head, store, allow_unsigned=True).checks["head"].facts["holds"] == "sums"
+        served = LSSVMHead(J, K, **options).add(x[:-1], y[:-1]).add(secret, y[1:2])
+        for head in (served, LSSVMHead(J, K, **options).add(x, y).add(secret, y[1:2], weight=[0.4])):
+            with pytest.raises(VerificationError, match="sums in the head differ"):
+                verify(certificate, head, store, allow_unsigned=True)
+        for other in (torch.nn.Linear(J, K), "head", CompactLSSVMHead(J, K).add(x, y)):
+            with pytest.raises(VerificationError, match="cannot be checked"):
+                verify(certificate, other, store, allow_unsigned=True)
 
 
 def test_fingerprints() -> None:

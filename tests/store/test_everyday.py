@@ -248,6 +248,8 @@ def test_a_backup_is_restored_without_those_who_were_erased_since(tmp_path: Path
         assert main(["backup", str(tmp_path / "store"), str(tmp_path / "copy")]) == 0  # while it is open
         store.erase(request=store.requests.open("user-02").id, receipt=tmp_path / "r.json", compact=True)
         digest = store.head.digest()
+        erasure = store.requests.all()[0].events[-1]
+        assert store.certificate(erasure).scope["checkpoints"] == [str(tmp_path / "copy")]  # it holds the erased
     assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
     restore = ["restore", str(tmp_path / "copy"), str(tmp_path / "again")]
     assert main(restore) == 1  # without the key nobody can tell who was erased

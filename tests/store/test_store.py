@@ -510,6 +510,8 @@ def test_refusals_on_opening(store: SampleStore, tmp_path: Path) -> None:
         SampleStore(tmp_path / "fresh", head=new_head().add(x, y))
     with pytest.raises(StoreError, match="drives an LSSVMHead"):
         SampleStore(tmp_path / "other", head=torch.nn.Linear(2, 2))
+    with pytest.raises(StoreError, match="no removals"):
+        SampleStore(tmp_path / "other", head=new_head(grid=None, scale="std"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     with pytest.raises(StoreError, match="not empty"):

@@ -122,6 +122,7 @@ def _head(outcome: Outcome, facts: Facts) -> str:
         "all": "it holds the remaining samples and no others",
         "some": "it holds some of the remaining samples and no others",
         "none": "it stores no samples",
+        "sums": "its sums match those of the remaining samples (to 1e-9)",
     }[facts["holds"]]
     return f"no digest; {held}; its scores match a machine trained on the remaining samples (to {facts['error']:.1g})"
 

@@ -408,6 +408,10 @@ def check_without_digest(head: Any, store: SampleStore | None) -> Check:
         raise VerificationError(
             f"a {type(head).__name__} without a digest can only be checked against its store: pass store="
         )
+    if not isinstance(head, LinearHead) and not hasattr(head, "ids"):
+        raise VerificationError(
+            f"a {type(head).__name__} cannot be checked: pass a linear head, a kernel machine, or a classifier with one"
+        )
     fresh = store.relearn(copy.deepcopy(head))
     holds = check_samples_held(head, fresh, store)
     largest = 0.0
@@ -422,13 +426,19 @@ def check_without_digest(head: Any, store: SampleStore | None) -> Check:
 def check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     """Compare the samples in a machine with the remaining rows, and with a machine that learned these rows.
 
-    Returns "some" for a machine that drops samples by itself (a budget, a reserve limit), "none" for one that keeps no rows,
-    and "all" otherwise.
+    Returns "sums" for a linear head, "some" for a machine that drops samples by itself (a budget, a reserve limit), "none" for
+    one that keeps no rows, and "all" otherwise.
     """
     if isinstance(head, LinearHead):
-        if round(head.n) != len(store):
-            raise VerificationError(f"the head holds {head.n:g} samples and the store {len(store)}")
-        return "all"
+        used, again = head._sample_state(), fresh._sample_state()
+        for name in [name for name, value in again.items() if value.is_floating_point()]:
+            largest = max(LEAST_DIVISOR, float(again[name].abs().max())) if again[name].numel() else 1.0
+            if (
+                used[name].shape != again[name].shape
+                or not ((used[name] - again[name]).abs() <= WEIGHT_TOLERANCE * largest).all()
+            ):
+                raise VerificationError(f"the sums in the head differ from those of the {len(store)} remaining samples")
+        return "sums"
     mine, theirs = samples_held(head), samples_held(fresh)
     if not mine:
         return "none"

@@ -328,7 +328,7 @@ def compaction_text(done: Compaction) -> str:
 )
 def backup(options: argparse.Namespace) -> int:
     """Copy the store."""
-    with open_store(options, readonly=True) as store:
+    with open_store(options) as store:
         target = store.backup(options.to)
         said = {"backup": str(target), "position": store.position}
     return emit(options, said, f"{target}: a copy of {options.store} at event {said['position']}")

@@ -220,6 +220,11 @@ class SampleStore:
                 "the head already holds samples, which the store knows nothing of: give an empty head and add them through "
                 "the store"
             )
+        if isinstance(adapter, LinearAdapter) and not adapter.exact and adapter.head.scale is not None:
+            raise StoreError(
+                f"a head with grid=None and scale={adapter.head.scale!r} takes no removals, so nothing could be erased: use a "
+                "grid"
+            )
         with self._db.transaction():
             if self._db.get("state", None) is not None:  # another process was faster
                 return
@@ -1124,8 +1129,8 @@ class SampleStore:
     def backup(self, path: str | os.PathLike[str]) -> Path:
         """Copy the store at one position to a new folder, while this and other processes continue to use the store.
 
-        The copy still contains samples that you erase later. Restore it only with :meth:`from_backup`, which erases these
-        samples again.
+        The copy still contains samples that you erase later, and certificates of their erasure list it as long as it exists.
+        Restore it only with :meth:`from_backup`, which erases these samples again.
         """
         target = check_folder(path)
         if os.path.lexists(target):
@@ -1141,6 +1146,8 @@ class SampleStore:
             witness.create()
             witness.write(state["position"], bytes.fromhex(state["chain"]))
             sync_folder(target)
+            if not self.readonly:
+                self.register_checkpoint(target, state["position"])
         except BaseException:
             shutil.rmtree(target)  # no incomplete copy stays, and the call can be repeated
             raise
