@@ -74,10 +74,6 @@ class NormalizedLinear(nn.Linear):
         """Return scores (B, K)."""
         return super().forward(normalized(x, self.normalize, torch.sqrt))
 
-    def extra_repr(self) -> str:
-        """Show the shape, and what is done to rows."""
-        return f"{super().extra_repr()}, normalize={self.normalize!r}"
-
 
 class PairVotes(nn.Module):
     """Computes one-vs-one scores (votes, with ties broken by margins) from a module with one output per pair of classes.

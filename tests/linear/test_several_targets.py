@@ -480,13 +480,3 @@ def test_attached_with_a_store(targets: str, options: dict[str, Any], tmp_path: 
     with pytest.raises(ValueError, match="targets"):
         attach(torch.nn.Linear(J, 9), K, store=tmp_path / "store", grid=GRID, targets="classes")
     assert attach(torch.nn.Linear(J, 9), K, store=tmp_path / "store").targets == targets
-
-
-def test_a_store_refuses_other_labels_and_stays_as_it_was(tmp_path: Any) -> None:
-    with SampleStore(tmp_path / "store", head=make("multilabel")) as store:
-        store.apply(Add(ids=IDS[:9], x=X[:9], y=LABELS[:9]))
-        before = store.head.digest(), store.position
-        for y in (torch.arange(2), NUMBERS[9:11]):
-            with pytest.raises(ValueError, match="multilabel"):
-                store.apply(Add(ids=IDS[9:11], x=X[9:11], y=y))
-        assert (store.head.digest(), store.position) == before

@@ -212,8 +212,6 @@ def test_verbs_by_name(data, tmp_path):
         lambda: clf.remove(),
         lambda: clf.remove(ids=["s2"], subject="u2"),
         lambda: clf.relabel(x[:1], y[:1], y[:1]),
-        lambda: clf.update(add=(x, y)),
-        lambda: clf.replace(x, y, x, y),
         lambda: clf.add(x, y, ids=ids, weight=torch.ones(N)),
         lambda: clf.add(x[:1], y[:1]),
     ):

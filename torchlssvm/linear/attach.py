@@ -86,7 +86,6 @@ def attach(
     ``head``...), or for the only ``nn.Linear``. If ``attach`` finds no layer, name it in ``layer``. A transformers encoder has
     no such layer: the features are the last hidden states, averaged over the tokens of each text.
 
-
     **The model passed in is changed**: the layer becomes ``nn.Identity``, all parameters are frozen, and every module is put in
     eval mode. If ``attach`` raises an error, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged, and the
     features are the inputs of that layer.
@@ -791,7 +790,7 @@ class AttachedClassifier(nn.Module):
             ids: (B,) sample ids. Required with a store.
             subjects: (B,) owners of the samples, or one owner for all of them. Requires a store.
             progress: show a progress bar while a loader is read.
-            options: further arguments for ``head.add``.
+            options: for ``head.add``.
         """
         if y is None and self.samples is None:
             return self._learn(images, progress)
@@ -952,13 +951,6 @@ class AttachedClassifier(nn.Module):
                 raise
         return made
 
-    def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
-        """Add and remove samples in one step. Pass each argument as a pair of images (B, ...) and labels (B,)."""
-        self._without_store("update")
-        pairs = {"add": add, "remove": remove}
-        changes = {verb: (self.features(pair[0]), pair[1]) for verb, pair in pairs.items() if pair is not None}
-        return self._ask("update", **changes)
-
     def relabel(
         self, images: Tensor | None = None, y_old: Tensor | None = None, y_new: Any = None, *, ids: Any = None
     ) -> Any:
@@ -977,17 +969,6 @@ class AttachedClassifier(nn.Module):
                 "relabel takes images and labels as added, and the new labels: clf.relabel(images, y_old, y_new)"
             )
         return self._ask("relabel", self.features(images), y_old, y_new)
-
-    def replace(self, images_old: Tensor, y_old: Tensor, images_new: Tensor, y_new: Tensor) -> Any:
-        """Replace ``images_old`` (B, ...) with labels ``y_old`` (B,) by ``images_new`` with labels ``y_new``."""
-        self._without_store("replace")
-        return self._ask("replace", self.features(images_old), y_old, self.features(images_new), y_new)
-
-    def _without_store(self, verb: str) -> None:
-        if self.samples is not None:
-            raise ValueError(
-                f"{verb} does not go with a store: give clf.store.apply a list of events, all or none are applied"
-            )
 
     def _finish_fit(self) -> None:
         """Choose rho and other data-dependent options again, and solve, at the end of a fit."""
