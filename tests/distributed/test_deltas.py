@@ -2,7 +2,10 @@
 
 import copy
 import io
+import json
 import pickle
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, VerificationError, attach
 from torchlssvm.distributed import Delta, agree, discard, merge, status
+from torchlssvm.linear.checkpoint import checksum, pack
 
 GRID = FixedPoint(16.0)
 J, K = 5, 3
@@ -170,6 +174,29 @@ def test_files_hold_sums_only_and_damage_is_found(tmp_path):
         assert (tmp_path / name).read_bytes() == before
     with pytest.raises(FileNotFoundError):
         Delta.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [("meta", {"features": 10**9}), ("meta", {"classes": 10**9}), ("meta", {"folds": 10**9}), ("delta", {"id": [1]}),
+     ("delta", {"uncertifiable": 3}), ("delta", {"fingerprint": ["x"]}), ("delta", {"carried": 5})],
+    ids=repr,
+)  # fmt: skip
+def test_a_crafted_file_is_refused_before_it_takes_memory(tmp_path, part, changes):
+    Delta.take(batch(range(12))).save(tmp_path / "d.pt")
+    saved = torch.load(tmp_path / "d.pt", weights_only=True)
+    about = json.loads(bytes(saved.pop("delta").numpy()))
+    if part == "meta":
+        saved["meta"] = pack(json.loads(bytes(saved["meta"].numpy())) | changes)
+    about |= {"checksum": checksum(saved)} | (changes if part == "delta" else {})
+    torch.save(saved | {"delta": pack(about)}, tmp_path / "d.pt")
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(VerificationError):
+        Delta.load(tmp_path / "d.pt")
+    assert time.process_time() - start < 1.0
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
 
 
 def test_differences_are_named():

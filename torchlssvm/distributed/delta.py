@@ -214,7 +214,15 @@ class Delta(Changes):
                 raise ValueError(f"the format is {about['format']!r}, not {DELTA_FORMAT!r}")
             if checksum(saved) != about["checksum"]:
                 raise ValueError("its contents do not have the checksum saved with them")
+            for name, types in (("id", str), ("fingerprint", str | None), ("uncertifiable", str | None)):
+                if not isinstance(about[name], types):
+                    raise ValueError(f"its {name} is a {type(about[name]).__name__}")
             meta = json.loads(tensor_to_bytes(saved["meta"]).decode())
+            rows = saved.get("sums")  # no memory is taken that the file does not have
+            if saved["counts"].numel() < meta["classes"] * max(1, meta["folds"]) or (
+                rows is not None and rows.shape[-1] < meta["features"]
+            ):
+                raise ValueError("its tensors are smaller than its description says")
             stats = Statistics(
                 meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
                 folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), targets=meta.get("targets"),

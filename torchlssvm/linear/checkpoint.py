@@ -106,9 +106,10 @@ def load_meta(saved: Tensor) -> dict[str, Any]:
 
 
 def check_tensors(state: dict[str, Tensor], names: list[str], meta: dict[str, Any]) -> None:
-    """Raise VerificationError if the saved tensors of these names, except the buffers, do not match the checksum."""
+    """Raise VerificationError if the options and tensors of these names, except the buffers, do not match the checksum."""
     kept = {k: v for k, v in state.items() if k in names and k not in ("w", "b", "C", "options")}
-    if checksum(kept) != meta["checksum"]:
+    described = pack({k: v for k, v in meta.items() if k != "checksum"})
+    if checksum(kept | {"options": described}) != meta["checksum"]:
         raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
 
 

@@ -26,6 +26,7 @@ from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Influential, Measure, check_ranking, names_of, rank
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.diagnostics.uncertainty import calibrate_on
+from torchlssvm.linear.discriminant_rule import check_rule
 from torchlssvm.linear.locking import Keeper, catch_up, exclusive, give_lock
 from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
@@ -766,7 +767,8 @@ class LinearHead(nn.Module):
             } | self._row_options()
             if calibration is not None:
                 meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
-            return out | {"options": checkpoint.pack(meta | {"checksum": checkpoint.checksum(out)})}
+            meta["checksum"] = checkpoint.checksum(out | {"options": checkpoint.pack(meta)})
+            return out | {"options": checkpoint.pack(meta)}
 
     def _load(self, state: dict[str, Tensor]) -> checkpoint.LoadProblems:
         """Load the state that :meth:`_saved` and the buffers wrote. If there is a problem, nothing is changed.
@@ -785,21 +787,29 @@ class LinearHead(nn.Module):
                 meta = checkpoint.load_meta(state["options"])
                 self._check_meta(meta)
                 checkpoint.check_tensors(state, known, meta)
-                weight, calibration = meta["class_weight"], None
-                if isinstance(weight, list):
-                    weight = torch.tensor(weight, dtype=torch.float64, device=self.device)
+                calibration = None
                 if "calibration" in meta:
                     values = checkpoint.moved(state["calibration"], self.device)
                     calibration = Calibration.restore(meta["calibration"], values)
-                options = SolverOptions(float(meta["rho"]), self.intercept, weight, meta["rule"])
+                options = self._loaded_options(meta)
                 choices = DataChoices.from_json(meta.get("made", {}), calibration)
                 install = self._loaded_parts(state, meta, options)
                 with self._lock:
                     install()
                     self._choices = choices
-            except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.errors.append(f"{type(self).__name__}: {error}")
         return problems
+
+    def _loaded_options(self, meta: dict[str, Any]) -> SolverOptions:
+        """Options of a saved head. Raises ValueError for any that this head could not be made with."""
+        weight = check_class_weight(meta["class_weight"], self.num_classes, self.device)
+        rule = check_rule(meta["rule"], self.multiclass, self.intercept)
+        if self.targets != "classes":
+            refuse_for_targets(self.targets, weight, rule=rule)
+        if weight is not None and not self.statistics.per_class:
+            raise ValueError("class_weight in the saved head needs sums per class, and per_class is False")
+        return SolverOptions(checks.positive(meta["rho"], "rho"), self.intercept, weight, rule)
 
     def _check_meta(self, meta: dict[str, Any]) -> None:
         """Raise ValueError if a saved head differs in an option that cannot change."""
