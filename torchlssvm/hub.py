@@ -1,8 +1,8 @@
 """Save and load classifiers in the format of the Hugging Face Hub: a folder with weights, a configuration and a model card.
 
-The folder contains only the weights w and b of a linear head, unless you request statistics. The card names the grid, the hash
-of the backbone and the number of erasures. It never contains a digest, because a digest could confirm a guess about an erased
-sample. Uploads and downloads need ``torchlssvm[hub]``. A local folder needs only safetensors.
+The folder contains only the weights w and b of a linear head, unless you request statistics. Its model card names the grid,
+the hash of the backbone and the number of erasures, but never a digest, because a digest could confirm a guess about an erased
+sample. Uploads and downloads need ``torchlssvm[hub]``; a local folder needs only safetensors.
 
 >>> import tempfile, torch
 >>> from torchlssvm import LSSVMHead

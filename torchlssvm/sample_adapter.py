@@ -24,8 +24,8 @@ Names = Iterable[Hashable]
 class SampleAdapter:
     """Adds, removes, relabels and replaces the samples of a machine under the caller's names.
 
-    If the machine has ``ids``, or its ``add`` returns ids, samples are removed by id. Otherwise pass x (B, ...) and y (B, ...)
-    again, as they were added. Each call either completes, or raises and changes nothing.
+    If the machine has ``ids``, or its ``add`` returns ids, samples are removed by id. Otherwise you have to pass x (B, ...)
+    and y (B, ...) again, as they were added. Each call either completes, or raises an error and changes nothing.
 
     Args:
         machine: a head, ``Statistics``, a ``Delta``, a kernel machine, or anything with the same verbs.

@@ -2,9 +2,10 @@
 
 If C differs by class, each sample uses the 1/C of its class.
 
-A bulk change computes the Cholesky factor L of Q. Each row that is added or removed later adds a term of rank one. The terms
-are collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full, the
-explicit inverse U (capacity, capacity), in slots, replaces L. From then on, one matrix product adds each full V to U.
+The inverse exists in two forms. A bulk change computes the Cholesky factor L of Q. Each row that is added or removed later
+adds a term of rank one. These terms are collected in V (:data:`cost.DEFERRED_ROWS`), so the inverse in use is (L L^T)^-1 + V^T
+diag(s) V. When V is full, the explicit inverse U (capacity, capacity), in slots, replaces L, and from then on, one matrix
+product adds each full V to U.
 
 ``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y and one of ones). It is always up
 to date, and it is zero up to rounding in slots without a sample.

@@ -51,8 +51,8 @@ class Part(NamedTuple):
 class MultiClass(nn.Module):
     """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns.
 
-    Machines that support it (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of their kernel matrix. Each
-    sample is then stored once, and each row computed once, for all machines.
+    To save memory and time, machines that support it (:class:`~torchlssvm.IncrementalSVM`) share the samples and the rows of
+    their kernel matrix. Each sample is then stored once, and each row computed once, for all machines.
     """
 
     _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id

@@ -3,8 +3,8 @@
 You can add, multiply and scale kernels. Any callable ``(x1, x2) -> Gram`` works as a kernel too (:func:`as_kernel`).
 :class:`Deep` applies a kernel to the features of a frozen network.
 
-A kernel computes the Gram matrix in tiles. Apart from its inputs, a copy of them and its result, it needs at most
-``TILE_BYTES`` (8 MiB) of memory, or the memory for one pair of rows if that is larger. ``kernel.product(x1, x2, v)`` returns
+To limit its memory, a kernel computes the Gram matrix in tiles: apart from its inputs, a copy of them and its result, it needs
+at most ``TILE_BYTES`` (8 MiB), or the memory for one pair of rows if that is larger. ``kernel.product(x1, x2, v)`` returns
 K(x1, x2) v within the same limit, without computing the whole Gram matrix. Exported and compiled models do not use tiles, so
 that one program works for any batch size.
 """

@@ -37,9 +37,9 @@ class RBF(Kernel):
     """The Gaussian kernel k(x, z) = exp(-|x - z|^2 / (2 sigma^2)) = exp(-gamma |x - z|^2). Pass either sigma or gamma.
 
     The squared distance is computed as |x|^2 + |z|^2 - 2 x . z, after a centre has been subtracted from both rows. The centre
-    is the mean of those rows z that are no further than average from the mean of all z. So neither an offset that all rows
-    share nor a single row far from the others costs accuracy. Pairs of rows that are far from the centre and near each other
-    are computed from their differences, except in an exported or compiled program.
+    is the mean of those rows z that are no further than average from the mean of all z, so that neither an offset that all
+    rows share nor a single row far from the others costs accuracy. If two rows are far from the centre but near each other,
+    their distance is computed from their difference instead, except in an exported or compiled program.
     """
 
     options = ("gamma",)

@@ -60,12 +60,12 @@ class RowCache:
 class GramRows:
     """Stores the rows x of samples on their device, or a precomputed Gram matrix, and computes rows of the kernel matrix K.
 
-    Several machines with the same samples can share one object, which then computes each row once for all machines. Each sample
-    has a position in the arrays. Values in free positions are undefined.
+    Several machines with the same samples can share one object, which then computes each row once for all of them. Each sample
+    has a position in the arrays, and values in free positions are undefined.
 
-    On the host, this class computes RBF values itself, for speed. The expanded square |x|^2 + |z|^2 - 2 x . z uses rows from
-    which a centre was subtracted, so that an offset that all rows share costs no accuracy. The values of samples that are far
-    from the centre are computed from differences instead.
+    On the host, this class computes RBF values itself, for speed. Like the kernel, it expands the square to |x|^2 + |z|^2 - 2
+    x . z after subtracting a centre from the rows, so that an offset that all rows share costs no accuracy. The values of
+    samples that are far from the centre are computed from differences instead.
 
     Attributes:
         x: (capacity, J), or (capacity, capacity) if the kernel is precomputed.

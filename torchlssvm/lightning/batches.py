@@ -67,8 +67,9 @@ class _RemainingBatches:
 class ResumableLoader(DataLoader[Any]):
     """A ``DataLoader`` whose state is saved in Lightning's checkpoints: a resumed run continues with the next batch.
 
-    Completed batches are skipped by their indices, without loading any samples. ``shuffle=True`` shuffles by ``seed`` and
-    epoch. A state from the middle of an epoch can only be loaded into a loader with the same batches.
+    After a restart, completed batches are skipped by their indices, without loading any samples. ``shuffle=True`` shuffles by
+    ``seed`` and epoch, so that the order is the same again. You can load a state from the middle of an epoch only into a
+    loader with the same batches.
 
     >>> loader = ResumableLoader(range(7), batch_size=2)
     >>> iterator = iter(loader)

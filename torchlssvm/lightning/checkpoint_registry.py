@@ -16,8 +16,8 @@ from torchlssvm.store.certificate_issuer import lasting_name
 class RegisteringCheckpointIO(CheckpointIO):
     """Writes checkpoints as the Trainer would, and registers them with the store.
 
-    A new file is registered before it is written. When an existing file is overwritten, its entry is updated afterwards. A
-    crash in between may therefore leave an unneeded entry, but never a file without an entry.
+    Every file has an entry, even after a crash: a new file is registered before it is written, and when an existing file is
+    overwritten, its entry is updated afterwards. At worst, a crash in between leaves an entry that is not needed.
     """
 
     def __init__(self, inner: CheckpointIO, store: SampleStore):

@@ -53,18 +53,20 @@ class CorrectionReport:
 class DataCorrection(Callback):
     """Apply events from a source to the head while training or validation runs, each event exactly once and on all ranks.
 
-    The callback reads the source before the first batch, every ``every`` training batches, before each validation, and at the
-    end of each epoch and of the training. The results are logged and kept in ``reports``. The position in the source is saved
-    with the head, in the store or, without a store, in the checkpoint.
+    The callback reads the source before the first batch, after each ``every`` training batches, before each validation, and at
+    the end of each epoch and of the training. You find the results in the log and in ``reports``. The position in the source
+    is saved with the head, in the store or, without a store, in the checkpoint, so that a restart continues where the run
+    ended.
 
-    If an ``LSSVMModule`` has not learned the samples of an event, the event waits. When a batch brings the samples, the batch
-    is learned and the event is applied as one change (:mod:`torchlssvm.corrections.corrector`). The result therefore does not
-    depend on when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait when the
-    run ends are printed and wait for the next run. ``torchlssvm fit`` then exits with code 1, as it does after refused events.
+    If an ``LSSVMModule`` has not learned the samples of an event yet, the event waits. When a batch brings the samples,
+    learning the batch and applying the event are one change ( :mod:`torchlssvm.corrections.corrector`). The result therefore
+    does not depend on when an event arrives, nor on the order and the rank in which the samples arrive. Events that still wait
+    when the run ends are printed and wait for the next run. ``torchlssvm fit`` then exits with code 1, as it does after
+    refused events.
 
     With a store (``store``, or the store of an ``LSSVMModule``), Remove and Relabel name samples by id or subject. Without a
-    store, events carry the samples as they were added. If the source is a store, the head follows the changes that other
-    processes make to it.
+    store, they have to carry the samples as they were added. If the source itself is a store, the head follows the changes
+    that other processes make to it.
 
     Args:
         source: a JSONL file that may still be written to, a queue, an iterable of events, a source of

@@ -170,8 +170,8 @@ class LabelAudit(Callback):
 def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = None) -> Tensor:
     """Compute scores (n, K) of each sample by the head without it.
 
-    A head computes the scores from its statistics, and a kernel machine with ``leave_one_out()`` from its solution. A copy of
-    any other machine unlearns each sample in turn and learns it again.
+    A head computes the scores from its statistics, and a kernel machine with ``leave_one_out()`` computes them from its
+    solution. For any other machine, a copy unlearns each sample in turn and learns it again, which takes longer.
     """
     if isinstance(head, LinearHead):
         parts = zip(x.split(4096), y.split(4096), strict=True)  # bounds memory

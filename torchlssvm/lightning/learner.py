@@ -28,7 +28,7 @@ log = logging.getLogger("torchlssvm.lightning")
 class Learner:
     """A head, its corrector, and the samples it has seen.
 
-    There are two ways to learn on several ranks. If the head has a grid, each rank learns its own share, and
+    There are two ways to learn on several ranks. If the head has a grid and no store, each rank learns its own share, and
     :meth:`synchronize` adds up the shares. With a store, and for any other head, the first rank learns all samples, and the
     other ranks copy its state.
     """

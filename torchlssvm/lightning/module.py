@@ -47,9 +47,9 @@ class LSSVMModule(LightningModule):
     """A least-squares SVM head on a frozen network. ``training_step`` adds samples, and one epoch is the whole training.
 
     A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict with these names. :class:`~torchlssvm.lightning.Indexed`
-    uses the index of a sample as its id. A sample with an id is counted once, in training and in validation, even if it arrives
-    again (in a second epoch, as padding of a distributed sampler, or in a resumed run). With a store, other features or another
-    label under the same id raise a ValueError. Samples without ids are learned in the first epoch only.
+    provides ids by using the index of a sample. A sample with an id is counted once, in training and in validation, even if it
+    arrives again in a second epoch, as padding of a distributed sampler, or in a resumed run. With a store, it must then have
+    the same features and label; otherwise a ValueError is raised. Samples without ids are learned in the first epoch only.
 
     **Store.** With ``store``, every sample is written to a :class:`~torchlssvm.store.SampleStore`, and the head always matches
     the store. Loading an older checkpoint therefore does not bring back an erased sample. Checkpoints are registered with the

@@ -20,9 +20,10 @@ from torchlssvm.linear.labelled_batches import check_names, unpack
 class OnlineProbe(Callback):
     """A linear probe in closed form on the most recent features of a layer, without a learning rate or extra data passes.
 
-    The features of training steps enter a sliding window, and the oldest features leave it. The head always contains exactly
-    the samples in the window. At validation, its accuracy on the validation features is logged. Each rank has its own window,
-    and the probe is fitted on all windows together. The window is not saved, so it fills again after a restart.
+    The features of training steps enter a sliding window, the oldest features leave it, and the head always contains exactly
+    the samples in the window. At each validation, the accuracy of the head on the validation features is logged. Each rank has
+    its own window, and the probe is fitted on all windows together. The window is not saved, so it fills again after a
+    restart.
 
     Args:
         layer: the dotted name of the module whose output (B, J) is used as features.
@@ -35,7 +36,7 @@ class OnlineProbe(Callback):
         head: the kind of probe, ``"lssvm"`` or ``"margin"``.
         batch_names: the keys of batches that are dicts. The keys ``image`` and ``label`` need no entry.
 
-    A batch may contain several views of each sample, ((x1, x2), y) or (x1, x2, y). The probe uses only the first view. This is
+    If a batch contains several views of each sample, ((x1, x2), y) or (x1, x2, y), the probe uses only the first view. This is
     the first output of the layer in a step, or the first B rows of the output if all views pass through the layer together.
 
     >>> OnlineProbe("backbone", num_classes=10).name

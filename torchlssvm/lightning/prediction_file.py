@@ -22,7 +22,7 @@ class PredictionFile(Callback):
     The columns are the id of the sample (its number if batches have no ids), the predicted class, and a score for each class.
     With ``targets="multilabel"``, the second column contains all predicted labels, separated by spaces. With
     ``targets="regression"``, it is empty, and the scores are the predicted numbers. With several ranks, the first rank writes
-    the file. Samples that a distributed sampler repeats are written once.
+    the file for all of them, and samples that a distributed sampler repeats are written once.
 
     Args:
         path: the file to write. An existing file is replaced when all predictions have been computed.

@@ -125,9 +125,9 @@ def first_sample(loader: Any, batch_idx: int) -> int:
 def without_padding(loader: Any, batch_idx: int, size: int) -> int:
     """Count the real samples of a batch with ``size`` samples.
 
-    A ``DistributedSampler`` assigns samples to the W ranks in turn, and repeats the first samples until all ranks have the same
-    number. The sample with index p on rank r is therefore sample p W + r of the data. It is a repetition if that number is not
-    below the number of samples.
+    A ``DistributedSampler`` assigns samples to the W ranks in turn, and repeats the first samples until all ranks have the
+    same number. The sample with index p on rank r is therefore sample p W + r of the data, or a repetition if that number is
+    not below the number of samples.
     """
     batches = getattr(loader, "batch_sampler", None)
     samplers = (getattr(batches, "sampler", None), getattr(loader, "sampler", None))

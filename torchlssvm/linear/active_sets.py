@@ -1,12 +1,12 @@
 """``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
 
-Active sets, margins and weights are caches that are computed from the rows held. A change of samples affects only the classes
-in which a changed sample is active, and the next read updates these classes by Newton's method. After a small change, Theorem 1
-updates the inverse of the class by the changed rows, and only margins near 1 are computed. After a larger change, a step solves
-from integer sums over the active set, and a line search shortens the step.
+Active sets, margins and weights are caches that are computed from the rows of the head. A change of samples affects only the
+classes in which a changed sample is active, so the next read updates only these classes, by Newton's method. After a small
+change, Theorem 1 updates the inverse of the class by the changed rows, and only margins near 1 are computed. After a larger
+change, a step solves from integer sums over the active set, and a line search shortens the step.
 
-The search ends with a proof (:mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that
-float64 cannot distinguish from 1. So an active set does not depend on the way it was found. After
+The search ends with a proof ( :mod:`torchlssvm.functional.squared_hinge`), in which exact integers decide the margins that
+float64 cannot distinguish from 1. An active set therefore does not depend on the way it was found. After
 :meth:`~ActiveSetSolver.restart`, every bit of the weights depends on the active sets alone.
 """
 

@@ -56,8 +56,9 @@ def solve_active(
 ) -> tuple[Solution, bool]:  # fmt: skip
     """The ridge solution of a class on its active rows, and whether float64 had the digits for it. active: (n,).
 
-    The solution is computed from the sums alone, so its bits do not depend on the way the rows were summed. If float64 lacks
-    the digits (or with ``by_rows``), it is computed from the rows, in the order in which they are saved.
+    The solution is computed from the sums alone, so its bits do not depend on the way the rows were summed. If float64 does
+    not have enough digits for this (or with ``by_rows``), the solution is computed from the rows instead, in the order in
+    which they are saved.
     """
     solution = Solution(scale.width(rows.in_features), 1, scale.intercept == "free", rows.device, LEAST_ACTIVE_PIVOT)
     if sums.n == 0:

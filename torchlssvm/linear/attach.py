@@ -358,12 +358,12 @@ class AttachedClassifier(nn.Module):
     y)``. Use ``clf.head`` for all other methods. A kernel machine removes samples by id: ``ids = clf.add(images, y)``, then
     ``clf.head.remove(ids)``. The backbone always stays in eval mode, so ``.train()`` does not change BatchNorm layers.
 
-    To remove a sample, you need the features that were added, bit for bit; any other features are refused. The same image can
-    produce slightly different features next to other images, in another batch size, under autocast, on another device or with
-    another number of threads. So keep the features, use a store, or set ``deterministic``. ``deterministic=True`` passes images
-    through the backbone one by one, outside autocast. ``deterministic=32`` uses batches of 32 and pads the last batch; a trial
-    on the first batch checks that the position and the neighbours of an image do not change the features. Both settings still
-    require the same device and number of threads.
+    To remove a sample, you need the features that were added, bit for bit; any other features are refused. But the same image
+    can produce slightly different features next to other images, in another batch size, under autocast, on another device or
+    with another number of threads. So keep the features, use a store, or set ``deterministic``. ``deterministic=True`` passes
+    images through the backbone one by one, outside autocast. ``deterministic=32`` uses batches of 32 and pads the last batch;
+    a trial on the first batch checks that the position and the neighbours of an image do not change the features. Both
+    settings still require the same device and number of threads.
 
     A store (``attach(..., store=folder)``) keeps the features of each sample under the sample's id. Add samples with
     ``clf.add(images, y, ids=ids, subjects=subjects)``, and remove them with ``clf.remove(subject="u42")`` or
@@ -673,7 +673,7 @@ class AttachedClassifier(nn.Module):
 
         With ``targets="multilabel"``, each label has a probability, and the probabilities of a sample do not sum to one.
 
-        With a store, the first call calibrates, and the store keeps the calibration up to date. Without a store, call
+        With a store, the first call calibrates, and the store then keeps the calibration up to date. Without a store, call
         :meth:`calibrate` before the first prediction and after each change of the samples.
         """
         return self._in_batches(self._probabilities, images, progress, "predict_proba")
@@ -749,8 +749,8 @@ class AttachedClassifier(nn.Module):
     def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
         """Learn all samples of a loader in one pass. A second ``fit`` starts from an empty head. Returns self.
 
-        Without a store, an error leaves the head unchanged. With a store, each batch is saved as soon as it is learned; after
-        an error, call ``clf.add(loader)`` to continue, because ``fit`` refuses a store that already holds samples.
+        Without a store, an error leaves the head unchanged. With a store, each batch is saved as soon as it is learned. To
+        continue after an error, call ``clf.add(loader)``, because ``fit`` refuses a store that already holds samples.
 
         Args:
             loader: a DataLoader, or an iterable of batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts with keys such
@@ -1011,8 +1011,8 @@ class AttachedClassifier(nn.Module):
     ) -> AttachedClassifier:  # fmt: skip
         """Load a classifier that :meth:`save` wrote into a model of the same architecture.
 
-        The file records which layers were tapped and how. It does not contain your own objects, so pass them again. If the file
-        has no backbone weights, the model must have the same weights as the saved one.
+        The file records which layers were tapped and how, but it does not contain your own objects, so pass them again. If the
+        file has no backbone weights, the model must have the same weights as the saved one.
 
         Args:
             path: the file. Only tensors and primitives are read from it.

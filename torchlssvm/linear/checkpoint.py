@@ -1,7 +1,7 @@
 """Parts of saving, loading, copying and moving a head. Checkpoints hold tensors only.
 
-A checkpoint of a least-squares head never contains a raw sample. A margin head needs its samples, so its checkpoints contain
-them, as integers on the grid, in an order that depends on the samples alone. Protect such a file like the data set.
+A checkpoint of a least-squares head never contains a raw sample. A margin head, however, needs its samples, so its checkpoints
+contain them, as integers on the grid, in an order that depends on the samples alone. Protect such a file like the data set.
 
 :mod:`torchlssvm.linear.pending` describes how changes since the last agreement between machines are saved.
 """
@@ -28,8 +28,8 @@ FORMAT = 1
 class LiveBuffers(dict[str, Any]):
     """Buffers of a module that are brought up to date when they are read: ``w``, ``b`` and ``C``.
 
-    Buffers are written in place, so that references held elsewhere (DistributedDataParallel) stay valid. They are copies. The
-    head never computes from them, so overwriting a buffer changes nothing. ``refresh`` updates the buffers with the given
+    Buffers are written in place, so that references held elsewhere (DistributedDataParallel) stay valid. They are only copies
+    from which the head never computes, so overwriting a buffer changes nothing. ``refresh`` updates the buffers with the given
     names.
     """
 

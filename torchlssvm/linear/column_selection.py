@@ -142,8 +142,8 @@ def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
         head: the head, which does not change.
         columns: (k,) distinct indices, a slice, or a mask (J,). The new head accepts rows of k features in this order.
 
-    With ``normalize="l2"``, rows were divided by the length of the full row, which the new head cannot know. The new head
-    therefore has ``normalize=None`` and expects columns of normalized rows (float64):
+    With ``normalize="l2"``, rows are divided by the length of the full row, which the new head cannot compute from its
+    columns. The new head therefore has ``normalize=None`` and expects columns of rows that you have normalized (float64):
     ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]``.
 
     >>> import torch
@@ -260,8 +260,8 @@ def select_groups(
     """Drop groups of columns, such as the layers of a network, one after the other; keep the set with the least GCV.
 
     All sets are compared at one rho, with one factor and its inverse (:mod:`torchlssvm.functional.group_elimination`). All
-    steps together cost less than three times the factor and inverse, for any number of samples. Afterwards rho is chosen for
-    the set that is kept.
+    steps together take less than three times as long as the factor and inverse, for any number of samples. Afterwards rho is
+    chosen for the set that is kept.
 
     Args:
         head: the head whose statistics are used, one-vs-rest or with float targets. It does not change.

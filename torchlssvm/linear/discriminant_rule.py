@@ -1,7 +1,8 @@
 """``rule="lda"``: the linear discriminant of a head's samples, from the statistics that the head keeps anyway.
 
-The sums contain the within-class scatter and the class means. Adding, removing, merging and the digest are therefore the same
-as for least squares, and only the solve differs. See :mod:`torchlssvm.functional.discriminant`.
+The discriminant needs only the within-class scatter and the class means, which the sums of a least-squares head already
+contain. Adding, removing, merging and the digest are therefore the same as for least squares, and only the solve differs. See
+:mod:`torchlssvm.functional.discriminant`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ the gradient into a correction. Each correction gains as many digits as float64 
 refinement ends when the bound of :mod:`torchlssvm.functional.squared_hinge` on the margin of the longest row is below the width
 of a tie. So neither a side nor a bit of the rounded weights depends on the starting point of the refinement.
 
-Products of rows with large integers run at the speed of float64, because an integer is written in signed limbs of 16 bits. Rows
-are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
+Products of rows with large integers run at the speed of float64, because each integer is split into signed limbs of 16 bits.
+Rows are integers of at most 2^26, so a product of 2^11 columns with one limb stays within 2^53, where float64 is exact.
 """
 
 from __future__ import annotations

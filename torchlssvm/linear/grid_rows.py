@@ -38,8 +38,8 @@ class RowChange:
 class GridRows:
     """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,), in no particular order.
 
-    A sample added twice is one row with two copies, because its copies are always on the same side of a margin. If a folder is
-    given, the rows are in an unlinked memory-mapped file there. The system frees the file when the process ends.
+    A sample added twice is stored as one row with two copies, because its copies are always on the same side of a margin. If a
+    folder is given, the rows are in an unlinked memory-mapped file there, which the system frees when the process ends.
     """
 
     def __init__(self, in_features: int, device: torch.device, folder: str | None = None):

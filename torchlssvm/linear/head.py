@@ -337,9 +337,10 @@ class LSSVMHead(LinearHead):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Return exact leave-one-out scores (B, K) of samples held: y_i - (y_i - f(x_i)) / (1 - h_i).
 
-        Each score is the one that a head trained without the sample would give. Use the scores to compute margins, error rates
-        and calibrations. You can pass the samples held in batches. Class weights that depend on the class counts are recomputed
-        without the sample. With ``scale="std"``, the scale stays that of all samples held, including the one left out.
+        Each sample is scored as by a head that was trained without it, so you can use the scores to estimate margins, error
+        rates and calibrations on new data. You can pass the samples in batches. Class weights that depend on the class counts
+        are recomputed without the sample. With ``scale="std"``, however, the scale stays that of all samples, including the
+        one left out.
 
         Args:
             x: (B, J), as added.

@@ -1,8 +1,8 @@
 """Approximate weights of many squared-hinge problems at once, in a few passes over the rows they share.
 
-The method takes Newton steps, and solves each step roughly by conjugate gradients. The matrix of a step, I + sum of c v v^T
-over the active samples, is never formed. The matrix of all samples, which the problems share, is the preconditioner. The choice
-of rho compares such weights, and a search for active sets starts from the first ones.
+The method takes Newton steps, and solves each step roughly by conjugate gradients, without forming its matrix, I + sum of c v
+v^T over the active samples. The preconditioner is the matrix of all samples, which the problems share. The resulting weights
+are good enough to compare values of rho, and to start a search for active sets.
 """
 
 from __future__ import annotations

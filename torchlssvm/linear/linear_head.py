@@ -38,8 +38,8 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS, Integrity
 class LinearHead(nn.Module):
     """Base class of linear heads on features, whose samples can be added, removed and corrected exactly.
 
-    A head keeps the statistics of its samples, and every change of the statistics is exact. The weights are computed from the
-    statistics when you read them. A lock serializes the methods of a head across threads.
+    A head keeps the statistics of its samples, which it changes exactly, and computes the weights from them when you read
+    them. You can use a head from several threads, because a lock runs its methods one at a time.
 
     Attributes:
         statistics: the sums of the samples held.
@@ -304,8 +304,8 @@ class LinearHead(nn.Module):
     def refresh(self) -> Self:
         """Solve for the weights, so that they equal those of a new head with the same samples, bit for bit.
 
-        If a rule chooses rho and samples have changed since the last choice, rho is chosen again first. A head on columns that
-        were chosen by ``select`` issues a warning, because it cannot choose among columns that it does not have.
+        If rho is chosen automatically and samples have changed since the last choice, rho is chosen again first. A head on
+        columns that were chosen by ``select`` issues a warning, because it cannot choose among columns that it does not have.
         """
         if self._choices.state_of("columns") is ChoiceState.STALE:
             warnings.warn(

@@ -45,8 +45,8 @@ class MarginHead(LinearHead):
     neither does any bit of the weights. A class whose samples all have one sign has w = 0, b equal to that sign and an empty
     active set.
 
-    Statistics and rows change immediately. Active sets and weights are brought up to date when you read them. The weights of a
-    class in which no changed sample is active keep every bit.
+    Statistics and rows change immediately, while active sets and weights are brought up to date when you read them. If no
+    changed sample is active in a class, the weights of this class keep every bit.
 
     Args:
         in_features: J, the number of features.

@@ -1,13 +1,13 @@
 """Keyed hashes of the rows that a head holds, so that a removal is checked when it is made.
 
 For each row the head keeps a *name* of 32 bytes: a keyed hash (:mod:`torchlssvm.functional.sample_identity`) and, unhashed, the
-fold and the label. The rows held are a dict from names to counts. A name is deleted with its row, so the remaining data cannot
-confirm a guess about a removed row. A head and its checkpoints also contain the key. Anyone who has a head or a checkpoint can
-therefore test guesses about rows that are *present*.
+fold and the label. A dict maps these names to counts. A name is deleted with its row, so the remaining data cannot confirm a
+guess about a removed row. But a head and its checkpoints also contain the key, so anyone who has them can test guesses about
+rows that are *present*.
 
-All heads of a process share one key, and so do the ranks of a process group. Rows with different keys cannot be compared. This
-happens if a head that was loaded from a file of another run is merged with a head of this run. The merged head reports that it
-is ``unchecked``, and its removals are tested by their sums.
+All heads of a process share one key, and so do the ranks of a process group, because rows can be compared only under the same
+key. If you merge a head of this run with a head from a file of another run, the keys differ. The merged head then reports that
+it is ``unchecked``, and its removals are tested by their sums.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Changes of a head since machines last agreed, kept as a second, smaller set of sums.
 
-Sums can be subtracted, so the changes are also a :class:`~torchlssvm.Statistics`, in which removed samples are negative. Until
-a head first takes part in an agreement (``sync``, ``agree``, or a delta handed over), all its samples are pending and no second
-sums are kept. A head that never exchanges anything therefore has no extra cost. :mod:`torchlssvm.distributed` describes which
-changes survive a save. No hash of a sample, and no digest of an earlier state, is ever saved or pickled.
+Since sums can be subtracted, the changes of a head are also a :class:`~torchlssvm.Statistics`, in which removed samples are
+negative. Until a head first takes part in an agreement (``sync``, ``agree``, or a delta handed over), all its samples are
+pending and no second sums are kept. A head that never exchanges anything therefore has no extra cost.
+:mod:`torchlssvm.distributed` describes which changes survive a save. No hash of a sample, and no digest of an earlier state,
+is ever saved or pickled.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Changes:
     def least_samples(self) -> int | None:
         """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed.
 
-        A sample counts once whatever its weight, and samples that were added and removed again do not count. If the rows are
-        not known, or sums are kept for each of several labels, the bound is 1.
+        A sample counts once whatever its weight, and samples that were added and removed again do not count. If the head does
+        not know its rows, or keeps sums for each of several labels, the bound is 1.
         """
         stats = self.statistics
         stats.canonicalize()

@@ -1,13 +1,14 @@
 """The solution of one least-squares system, a cache that is updated when samples change.
 
-In its coordinates, a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
-weights are w sqrt(rho). A free intercept is a coordinate of its own. It is orthogonal to the others if rows are centred on the
-mean mu of the samples held, and then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
+A sample is represented by the row v = [phi (, 1)] / sqrt(rho). In these coordinates, the matrix of the system is B = A / rho =
+I + sum d v v^T, its inverse is P, and the weights are w sqrt(rho). A free intercept is one more coordinate. It is orthogonal
+to the others if rows are centred on the mean mu of the samples held, and then f(x) = (v - mu) w + beta. See
+:mod:`torchlssvm.functional.theorem1`.
 
-P is kept as a *base* minus deferred terms Z^T S Z. The base is a Cholesky factor from statistics, or P itself, or nothing,
-where B = I. Each changed sample adds one row to Z and one sign to S. Updating w by Theorem 1 then costs 2 J^2 per sample and
-does not change the base. Only reading P adds the terms to the base. On an empty base this is the dual form,
-w = V^T (V V^T + I)^-1 y.
+To make updates cheap, P is kept as a *base* minus deferred terms Z^T S Z, where each changed sample adds one row to Z and one
+sign to S. The base is a Cholesky factor from statistics, or P itself, or empty if B = I. Updating w by Theorem 1 then takes 2
+J^2 operations per sample and does not change the base. The terms are added to the base only when P is read. On an empty base,
+this is the dual form, w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations

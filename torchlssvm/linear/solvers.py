@@ -1,6 +1,6 @@
 """Solvers that turn statistics into weights: one shared system, or one system per pair of classes or per label.
 
-A solver decides when to apply Theorem 1 and when to solve from statistics. A solver holds only caches, so everything it returns
+A solver decides when to apply Theorem 1 and when to solve from statistics. It holds only caches, so everything that it returns
 can be rebuilt from the statistics.
 """
 

@@ -176,10 +176,10 @@ def waiting_work(store: SampleStore) -> list[str]:
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     """Return, for each sample, how the squared error on other samples would change without it (n,).
 
-    A hash of the ids divides the samples into two halves, and a model is fitted to each half. The effect of removing a sample
-    from its model is measured on the other half, which this model has not seen. A negative number means that the model would be
-    better without the sample. The numbers are exact for the class weights of the half, although only two models are fitted.
-    They are NaN if a half has too few samples.
+    To measure effects on samples that a model has not seen, a hash of the ids divides the samples into two halves, and a model
+    is fitted to each half. The effect of removing a sample from its model is then measured on the other half. A negative
+    number means that the model would be better without the sample. Although only two models are fitted, the numbers are exact
+    for the class weights of the half. They are NaN if a half has too few samples.
     """
     half = torch.tensor(fold_of(ids, 2))
     out = torch.full((len(ids),), float("nan"), dtype=torch.float64)

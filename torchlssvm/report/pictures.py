@@ -60,7 +60,7 @@ def from_array(array: NDArray[Any]) -> Source:
 
 
 def uri(picture: Any) -> str | None:
-    """Encode a picture as a data URI. It is a path, or an array (H, W) or (H, W, 3) of bytes or of numbers from 0 to 1."""
+    """Encode a picture as a data URI. Pass a path, or an array (H, W) or (H, W, 3) of bytes or of numbers from 0 to 1."""
     if picture is None:
         return None
     try:

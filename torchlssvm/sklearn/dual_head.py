@@ -41,9 +41,10 @@ thousand equal fractions need 770."""
 class DualHead:
     """Ridge regression in the dual, for the scikit-learn estimators with fewer samples than features.
 
-    The head stores its n rows, dense or sparse (CSR), and solves an (n, n) system instead of a (J, J) system. With a grid, the
-    rows are stored as 32-bit integers. Since the rows are the whole state, a head after a removal equals a head that never saw
-    the sample. Removing a sample that is not in the head raises RemovalError.
+    With fewer samples than features (n < J), it is cheaper to store the n rows, dense or sparse (CSR), and to solve an (n, n)
+    system instead of a (J, J) system. With a grid, the rows are stored as 32-bit integers. Since the rows are the whole state,
+    a head after a removal equals a head that never saw the sample. Removing a sample that is not in the head raises
+    RemovalError.
 
     Args:
         in_features: J, the number of features.

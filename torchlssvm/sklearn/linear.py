@@ -335,8 +335,8 @@ class LinearClassifier(Classifier, LinearEstimator):
 
         Pass learned samples X (n, J) and y (n,) or (n, K), with the sample_weight (n,) with which they were learned.
         ``found.order`` contains row indices of X, the most suspicious first. ``found.names()`` returns your labels. With many
-        classes and few features, a second head on 2,000 random features ranks the samples, because it finds more errors; X must
-        then contain all samples.
+        classes and few features, X must contain all samples, because the ranking then uses a second head on 2,000 random
+        features, which finds more errors.
         """
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
@@ -521,8 +521,8 @@ class MarginClassifier(LinearClassifier):
     """Squared-hinge SVM, one class against the rest, with exact ``partial_fit`` and ``partial_unfit``.
 
     Use it like ``LinearSVC(loss="squared_hinge")``. In addition, you can remove samples, and the result equals a fit on the
-    remaining samples. The estimator stores its samples as integers on a grid. Sample weights must be integers, which count
-    copies of a sample.
+    remaining samples. For this purpose, the estimator stores its samples as integers on a grid. Sample weights must be
+    integers, because they count copies of a sample.
 
     Args:
         rho: the regularization, C = 1 / (2 rho) in terms of ``LinearSVC``. Default: chosen by k-fold cross-validation, and
@@ -560,9 +560,9 @@ class MarginClassifier(LinearClassifier):
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression of one or several targets, with exact ``partial_fit`` and ``partial_unfit``.
 
-    The grid, sparse rows and problems with fewer samples than features work as in :class:`LSSVMClassifier`. Targets have a
-    separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of these. A
-    ``NumericalWarning`` says if rounding loses much of a target.
+    Options and data formats (the grid, sparse rows, fewer samples than features) work as in :class:`LSSVMClassifier`. Targets
+    have a separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of
+    these. A ``NumericalWarning`` says if rounding loses much of a target.
 
     The arguments are those of :class:`LSSVMClassifier`.
 

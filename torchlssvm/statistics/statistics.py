@@ -68,8 +68,9 @@ class Evidence(Enum):
 class Integrity:
     """A context in which a state is changed in place. It sets a mark on entry and clears the mark on exit.
 
-    An interruption (Ctrl-C, out of memory) leaves the mark set, and every later use of the state is refused. Errors of this
-    library clear the mark, because they are raised only if nothing was changed or after everything was restored.
+    If the change is interrupted (by Ctrl-C, or because memory runs out), the mark stays set, and every later use of the state
+    is refused. Errors of this library clear the mark, because they are raised only if nothing was changed or after everything
+    was restored.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,9 @@ primes (2^88) exceeds every |D_ij| (int64 sums, and at most 2^35 rows of 2^26 st
 least one prime p. Then D r = 0 modulo that p for at most one r in p. With three new r for each prime, a wrong S passes with a
 probability below 2^-65, whichever the prime.
 
-The vectors are drawn from the system's randomness when the test begins, so earlier sums cannot be fitted to the vectors. No
-hash of the rows is kept. With an additive hash, the difference before and after a removal would confirm a guess of the row.
+The vectors are drawn from the system's randomness when the test begins, so nobody can fit earlier sums to them. An additive
+hash of the rows would be simpler, but it is not used, because its difference before and after a removal would confirm a guess
+about the removed row.
 """
 
 from __future__ import annotations

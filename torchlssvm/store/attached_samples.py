@@ -80,8 +80,9 @@ class AttachedSamples:
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, more: bool = False) -> int:
         """Add samples x (B, J) with labels y (B,) in one event; return the number of samples added.
 
-        Samples that the store already holds are compared with their rows and skipped, see :meth:`SampleStore.without_held`. Set
-        ``more`` if further batches follow: the calibration is then not renewed yet.
+        Samples that the store already holds are compared with their stored rows and skipped, see
+        :meth:`SampleStore.without_held`. Set ``more`` if further batches follow, so that the calibration is renewed only after
+        the last one.
         """
         if ids is None:
             raise ValueError(

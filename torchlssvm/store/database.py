@@ -1,8 +1,8 @@
 """The SQLite file of a store: its schema, its durability guarantees and its errors.
 
 All changes are written in transactions to a write-ahead log, which is synced before a call returns (``synchronous=FULL``).
-Deleted data is overwritten (``secure_delete``). SQLite keeps no checksums, so every record here carries its own. A bit that
-flips on the disk is therefore detected when the record is read.
+Deleted data is overwritten (``secure_delete``). SQLite keeps no checksums, so every record here carries its own, and a bit
+that flips on the disk is detected when the record is read.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
 class Database:
     """A connection to the file of one store. Every SQLite error is raised as a StoreError that names the file.
 
-    Several threads may share a connection: each statement, transaction and view holds one lock. If an interrupt left a
+    Several threads may share a connection, because each statement, transaction and view holds one lock. If an interrupt left a
     transaction open, it is rolled back when the next one begins. Nothing else in this process may open the file at the same
-    time, because closing a second handle would release the locks that this process holds on the file.
+    time: closing a second handle would release the locks that this process holds on the file.
     """
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):

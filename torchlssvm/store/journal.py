@@ -111,8 +111,10 @@ class Journal:
     def recorded_id(self, event_id: str) -> str:
         """The id under which an event is recorded, 32 hex digits. The recorded id of a recorded id is itself.
 
-        The first 20 digits are from HMAC-SHA-256(key of the store, id). The others are from the HMAC of a NUL, which no id has,
-        and the first 20: only this store makes a recorded id, so an id of a caller is never taken for one.
+        The first 20 digits are a keyed hash of the id, HMAC-SHA-256(key of the store, id). The last 12 are a checksum under
+        the same key: the HMAC of a NUL character and the first 20 digits. Without the key, nobody can compute a valid
+        checksum, so an id that a caller passes is never mistaken for a recorded id. The NUL, which no id may contain,
+        separates the two uses of the key.
         """
         event_id = check_text(event_id, "event_id")
         if self._id_key is None:

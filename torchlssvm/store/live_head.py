@@ -1,7 +1,8 @@
 """The head of a store, kept consistent with the stored rows.
 
-Another process may write to the store, a call may be interrupted, or somebody may set options of the head directly. The head is
-therefore compared with the database before each use. If it is out of date, it is restored from a snapshot or from the rows.
+The head can get out of date: another process may write to the store, a call may be interrupted, or somebody may set options of
+the head directly. It is therefore compared with the database before each use and, if necessary, restored from a snapshot or
+from the rows.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class LiveHead:
     def catch_up(self) -> None:
         """Bring the head up to date before it is used. The head itself calls this method.
 
-        While another thread of this process uses the store, the head stays as that thread found it. A head is no longer updated
-        after its store was closed, or in a forked process.
+        If another thread of this process is using the store at the moment, the head is not updated, so that it does not change
+        while that thread works with it. A head is never updated once its store is closed, nor in a forked process.
         """
         if not self.db.usable or not self.db.lock.acquire(blocking=False):
             return
@@ -256,8 +257,8 @@ class LiveHead:
         """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
 
         Sums from before an erasure are removed at once. A store with less than one batch of rows publishes nothing, because
-        summing them is faster, whatever their width. In a burst of erasures only some states are published, and other processes
-        sum the rows.
+        summing the rows is faster, whatever their width. In a burst of erasures, only some states are published, and if a
+        state is missing, other processes sum the rows.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows

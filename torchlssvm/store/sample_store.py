@@ -333,8 +333,8 @@ class SampleStore:
     def head(self) -> Any:
         """The live head. Change its samples only with :meth:`apply`.
 
-        You may keep a reference to a linear head until the store is closed: the head applies the changes of other processes
-        before each use. A kernel machine does not, so read this property again to get these changes.
+        You may keep a reference to a linear head until the store is closed, because the head applies the changes of other
+        processes before each use. A kernel machine does not, so read this property again to get these changes.
         """
         with self.view():
             return self.live.follow().head
@@ -530,8 +530,8 @@ class SampleStore:
     def leave_one_out(self, pairs: str = "votes", groups: Groups = None) -> tuple[list[str], Tensor, Tensor]:
         """Return ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order added.
 
-        Rows of the same person or image are similar. If only one of them is left out, the head still knows the others, and the
-        scores are too good. Pass ``groups`` to leave out such rows together.
+        Rows of the same person or image are similar, so if only one of them is left out, the head still knows the others, and
+        the scores are too good. Pass ``groups`` to leave out such rows together.
 
         Args:
             pairs: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
@@ -665,9 +665,10 @@ class SampleStore:
     def refresh(self) -> float | None:
         """Choose rho again if a rule chooses rho and samples have changed since the last choice; store and return rho.
 
-        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. A
-        calibration that is kept is renewed. Commands call this method when they end, and :meth:`certificate` calls it first. A
-        store that cannot be written keeps its rho, and ``choices`` reports that this rho is older than the samples.
+        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. If the
+        store keeps a calibration, the calibration is renewed. Commands call this method when they end, and :meth:`certificate`
+        calls it first. A store that cannot be written keeps its rho, and ``choices`` reports that this rho is older than the
+        samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
@@ -808,8 +809,8 @@ class SampleStore:
         """Apply one or more events to the samples and the head, all or none. The change is durable when the call returns.
 
         An event that was already applied changes nothing, and its result says so. Threads may share a store; they take turns,
-        and readers of the head wait during a change. After an interrupt, either all or none of the events are applied. Apply
-        them again with the same event ids.
+        and readers of the head wait during a change. After an interrupt, either all or none of the events are applied. If you
+        do not know which, apply them again with the same event ids.
 
         Args:
             events: an event, or several.
@@ -969,8 +970,8 @@ class SampleStore:
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Use a suppression list from now on; return the ids of samples in the store that are on the list.
 
-        The file is created if it does not exist. A store cannot switch to a different list. If you moved the file, call this
-        method with the new path.
+        The file is created if it does not exist. A store cannot switch to a different list, but if you moved the file, call
+        this method with the new path.
         """
         self._check_writable()
         with self._db.held():
@@ -1018,8 +1019,8 @@ class SampleStore:
     def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
         """Remove names from the suppression list, so that the samples may be added again; return the number of names.
 
-        An erasure by subject puts the subject and the ids of all its samples on the list, so pass all of them. The journal
-        records keyed hashes of the names under the kind "readmit". Raises ValueError if a name is not on the list.
+        Pass all names of a person, because an erasure by subject puts the subject and the ids of all its samples on the list.
+        The journal records keyed hashes of the names under the kind "readmit". Raises ValueError if a name is not on the list.
         """
         owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
         if not owners and not samples:
@@ -1225,8 +1226,8 @@ class SampleStore:
     def opening(self, position: int | None = None) -> Opening | None:
         """Return the opening of the commitment to a state, by default the current one; None if the opening is destroyed.
 
-        Anybody who has the opening and the remaining samples can test guesses about samples that are erased later. Give the
-        opening only to a verifier who must check a head without the store (:class:`~torchlssvm.audit.Opening`).
+        Give the opening only to a verifier who must check a head without the store, because anybody who has the opening and
+        the remaining samples can test guesses about samples that are erased later (:class:`~torchlssvm.audit.Opening`).
         """
         with self.view():
             at = self.position if position is None else position

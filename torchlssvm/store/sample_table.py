@@ -1,9 +1,9 @@
 """The table of samples: finding, reading, writing and erasing rows, and encoding features and targets as bytes.
 
-If the head sums on an integer grid, its features are integers. They are stored little-endian with the fewest bytes (1 to 4)
-that fit the whole row, and the length of the row gives the number of bytes. The width of a row never depends on other rows,
-because it would reveal them after their erasure. Without a grid, or if the head normalizes rows before its grid
-(``normalize``), features are stored as float32 or float64 numbers.
+If the head has a grid, its features are integers. They are stored little-endian with the fewest bytes per number (1 to 4) that
+fit the whole row; the length of the row shows how many. This width never depends on other rows, because it would otherwise
+reveal them after their erasure. Without a grid, or if the head normalizes rows before its grid (``normalize``), features are
+stored as float32 or float64 numbers.
 """
 
 from __future__ import annotations

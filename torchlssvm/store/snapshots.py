@@ -1,10 +1,11 @@
 """The files beside the database: snapshots of the statistics, and the last acknowledged position.
 
-A snapshot makes opening a store fast. It is optional, because the statistics can be recomputed from the rows. The sums in a
-snapshot include samples that were erased later, so old snapshots are removed. A snapshot ends with the SHA-256 of its content.
+A snapshot makes opening a store fast, but it is optional, because the statistics can be recomputed from the rows. Old
+snapshots are removed, because their sums include samples that were erased later. A snapshot ends with the SHA-256 of its
+content.
 
-The witness is the last position that was acknowledged to a caller. It reveals a database that has lost acknowledged events,
-e.g. because the disk did not keep the end of the log, or because the database was replaced with a backup.
+The witness is the last position that was acknowledged to a caller. It reveals whether a database has lost acknowledged events,
+for example because the disk did not keep the end of the log, or because the database was replaced with a backup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The events of one call, applied first to the rows in one SQLite transaction and then to the head in one change.
 
-After an error the SQLite transaction is rolled back. The head rarely needs to be restored, because it is changed last and stays
-unchanged if it refuses samples. It is restored from the rows only if it had already changed. This happens if the journal or the
-commit failed afterwards, or if a later part of :meth:`Transaction._change_head` failed.
+After an error the SQLite transaction is rolled back. The head rarely needs to be restored, because it is changed last and
+stays unchanged if it refuses samples. It is restored from the rows only if it had already changed when the journal or the
+commit failed, or a later part of :meth:`Transaction._change_head` failed.
 
 Samples that are added and removed in the same call never reach the head.
 """

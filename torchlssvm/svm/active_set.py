@@ -1,10 +1,10 @@
 """The robust method: a primal active-set method that keeps alpha in its box and sum y alpha = 0 at every step.
 
 Newton steps on S solve the conditions g_S = 0. If a coefficient reaches a bound, the step ends and the sample leaves S. When S
-is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter. Instead, alpha moves
-along the null vector [beta_i; 1] of the sample until a margin vector or the sample itself reaches a bound; no g changes, and
-the objective does not rise. Linear systems are solved by a backward stable method, so the objective never rises, whatever the
-condition of A.
+is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter, so alpha moves along
+the null vector [beta_i; 1] of the sample instead, until a margin vector or the sample itself reaches a bound. This changes no
+g, and the objective does not rise. Linear systems are solved by a backward stable method, so the objective never rises,
+whatever the condition of A.
 """
 
 from __future__ import annotations

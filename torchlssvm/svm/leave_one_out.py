@@ -8,8 +8,9 @@ holds the effect of a unit change of k, while the coefficients a of P move so th
 
 Let x hold a inside P and g outside. For other sets, let D be the samples that enter or leave S. Their changes t follow from one
 small system: sum_k t_k T_kj takes x_j to the bound of j if j leaves S, and to g_j = 0 if j enters. Then x + t T is the solution
-for these sets. Samples on the wrong side change sets until none is, for all samples that are left out side by side. Only the
-support vectors and the nearest reserve vectors take part. At the end, (2) and (3) are checked for every sample.
+for these sets. If this puts samples on the wrong side, they change sets too, until no sample is on the wrong side. To save
+time, all samples are left out side by side, and only the support vectors and the nearest reserve vectors take part. At the
+end, (2) and (3) are checked for every sample.
 """
 
 from __future__ import annotations

@@ -114,10 +114,10 @@ class IncrementalSVM(nn.Module):
     alpha = 0). To add or remove a sample, its coefficient moves in steps, each computed exactly, while all other samples keep
     these conditions.
 
-    Every operation ends with a check, the certificate. It tests the bounds of alpha, sum y alpha = 0, and the conditions above
-    for every sample, each within its own rounding error. If a result does not pass, a robust method solves the problem. If that
-    result does not pass either, ``ConvergenceError`` is raised and the machine does not change. For a kernel that is not
-    positive semidefinite, a certified point is a stationary point.
+    Every operation ends with a check of the result, the certificate: the bounds of alpha, sum y alpha = 0, and the conditions
+    above for every sample, each within its own rounding error. If a result does not pass, a robust method solves the problem
+    instead, and if that result does not pass either, ``ConvergenceError`` is raised and the machine does not change. For a
+    kernel that is not positive semidefinite, a certified point is only a stationary point.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``. The machine keeps a
@@ -282,8 +282,8 @@ class IncrementalSVM(nn.Module):
     def kkt_violation(self) -> Violation:
         """Return the largest violation of (2) and (3), with every g computed from its definition.
 
-        This method computes a kernel row per support vector. The attribute ``bound`` of the returned number is the effect of
-        rounding alone, the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1).
+        This method computes a kernel row per support vector. Compare the returned number with its attribute ``bound``, which
+        is the effect of rounding alone, the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1).
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
@@ -471,8 +471,9 @@ class IncrementalSVM(nn.Module):
     ) -> IncrementalSVM:
         """Forget all samples and learn these, with ids 0, 1, .... An error leaves the machine unchanged.
 
-        Pass ``progress`` as True for a tqdm bar, False for none, or a function that is called with the completed share (0 to
-        1). By default a bar is shown on a terminal, if tqdm is installed and the fit takes some seconds.
+        By default, a progress bar is shown on a terminal if tqdm is installed and the fit takes some seconds. Pass
+        ``progress=True`` to always show it, ``progress=False`` to never show it, or a function that is called with the
+        completed share (0 to 1).
         """
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")

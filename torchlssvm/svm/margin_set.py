@@ -18,8 +18,9 @@ H = [y_c; Q_Sc] and V = -R H,
 Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in the
 span of S and of earlier samples. Copies do, and so do all samples beyond J + 1 with a linear kernel. They are left out.
 
-R is stored as R + V^T diag(f) V, with a row of V for each pending event. Pending events are added to R a few at a time. To
-start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
+To save time, R is stored as R + V^T diag(f) V, with a row of V for each pending event, and pending events are added to R a few
+at a time. To start from a set S, A is factored, which takes a third of the time of its inverse. R of a large S is computed
+when an event needs it.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ class MarginSet:
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
         """Prepare a walk and return the samples that it watches: all samples, or those near the margin and the driven ones.
 
-        At the end of the walk, every g is computed. Samples on the wrong side that were not watched are learned then. A margin
+        At the end of the walk, every g is computed, and samples on the wrong side that were not watched are learned. A margin
         vector is watched from the moment it leaves S.
         """
         self.ensure_R()

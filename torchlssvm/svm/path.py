@@ -65,8 +65,9 @@ class Path:
     def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
         """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0, whatever its g.
 
-        Samples of ``wrong`` that are in S do not move, nor do samples of ``down`` with alpha = 0. Afterwards, only the margin
-        set has the current coefficients of S. Returns False if the path cannot be followed.
+        Samples of ``wrong`` that are in S do not move, nor do samples of ``down`` with alpha = 0. Afterwards, read the
+        coefficients of S from the margin set, because only they are current there. Returns False if the path cannot be
+        followed.
         """
         s = self.samples
         wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]

@@ -105,10 +105,11 @@ def trade(
 ) -> float:
     """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
-    F_i is the value of b that would put sample i on its margin. At the optimum, no sample whose y alpha may rise has a larger F
-    than a sample whose y alpha may fall. While some pair violates this by more than ``tolerance``, i with the largest F and j
-    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij) trade: y_i alpha_i rises and y_j alpha_j falls by the same
-    amount, to the optimum along that line or to the first bound. Returns the largest violation before the last trade.
+    Let F_i be the value of b that would put sample i on its margin. At the optimum, no sample whose y alpha may rise has a
+    larger F than a sample whose y alpha may fall. As long as some pair violates this by more than ``tolerance``, two samples
+    trade: i, which has the largest F, and j, which has the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij). In a trade,
+    y_i alpha_i rises and y_j alpha_j falls by the same amount, to the optimum along that line or to the first bound. Returns
+    the largest violation before the last trade.
 
     Example:
         >>> x, y, alpha = np.array([-1.0, 1.0]), np.array([-1.0, 1.0]), np.zeros(2)

@@ -71,9 +71,9 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int, whole:
     """Errors (r,) of the samples of each fold by weights that were learned from the other folds.
 
     The search runs from the largest rho to the smallest, for all folds and classes together, and starts at each rho from the
-    weights of the one before. The weights are near their minimum, but not exactly there. Rows are read in the order in which
-    they are saved, so that the errors depend on the samples alone. With ``whole=False`` the search ends once errors have
-    clearly risen twice, and the remaining errors are infinite.
+    weights for the previous one. To save time, it stops near the minimum, not exactly there. Rows are read in the order in
+    which they are saved, so that the errors depend on the samples alone. With ``whole=False``, the search ends once errors
+    have clearly risen twice, and the remaining errors are infinite.
     """
     rows, solver, K = head.samples, head._solver, head.num_classes
     order = rows.saved_order()

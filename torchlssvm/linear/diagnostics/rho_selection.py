@@ -227,8 +227,11 @@ def _wrong_left_out(
 def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None, ids: Any, score: str) -> Tensor:
     """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
 
-    For w and b learned without fold f, the squared error of the fold follows from its moments about its own means m and t:
-    T - 2 w . V + w . M w + n |t - m w - b|^2.
+    No samples are needed for squared errors, because the error of w and b on a left-out fold of n samples depends only on sums
+    over the fold. Let m and t be the means of its features and targets, and M, V and T the centred sums of products of
+    features with features, features with targets, and targets with targets:
+
+        error = T - 2 w . V + w . M w + n |t - m w - b|^2
     """
     view = parts[0].view
     stats = view.statistics

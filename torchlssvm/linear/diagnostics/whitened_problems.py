@@ -364,7 +364,7 @@ class Problem:
         """Some changes by the class weights after them: these weights, and numbers (b,) and rows (b, L) of the changes.
 
         A change is judged in the system with the samples from *before* it and the class weights from *after* it. A change that
-        leaves none of the present samples has no such system and is omitted. some: the numbers of the changes.
+        removes all present samples has no such system and is omitted. some: the numbers of the changes.
         """
         if change.heaviest is None or change.heaviest >= self.total * WHOLE_SHARE:
             some = some[self.stays(change)[some]]

@@ -69,9 +69,10 @@ def erase(
 ) -> Erasure:
     """Erase subjects, samples, or all samples named in a request; write the receipt and the certificate.
 
-    The samples are removed first. Then the receipt is written, the bytes are destroyed, and the certificate is written. Each
-    step is durable before the next one starts, and no step is repeated. **After a crash, the same call completes the missing
-    steps.** It finds the earlier erasures by the request, or by the ``event_id`` of the first call.
+    The steps of an erasure run in a fixed order: the samples are removed, the receipt is written, the bytes are destroyed, and
+    the certificate is written. Each step is durable before the next one starts, and no step is repeated. **After a crash, the
+    same call completes the missing steps.** It finds the earlier erasures by the request, or by the ``event_id`` of the first
+    call.
 
     Args:
         store: the store.

@@ -1,7 +1,8 @@
 """Erasure requests and their receipts: who asked and when, when the answer is due, and what was done.
 
-A request is a record in the store. Its names (subjects and ids) stay readable while they are needed. The compaction after its
-erasure, or after its answer, replaces the names with the commitments that the journal recorded when the request was opened.
+A request is a record in the store. Its names (subjects and ids) stay readable only while they are needed: the compaction after
+its erasure, or after its answer, replaces the names with the commitments that the journal recorded when the request was
+opened.
 """
 
 from __future__ import annotations
@@ -364,8 +365,8 @@ class KeptReceipts:
     """Receipts that a store keeps until its next compaction, so that no receipt is lost if a crash precedes its file.
 
     A record "receipt/<event id>" contains the ids and nonces of an erasure. The receipt file is written from this record, and
-    the record then notes the file. Compaction removes the records. It refuses to run while a receipt has not been written to a
-    file.
+    the record then notes the file. Compaction removes these records, so it refuses to run while a receipt has not been written
+    to a file.
     """
 
     def __init__(self, db: Database, journal: Journal):

@@ -1,9 +1,9 @@
 """A suppression list: a file that records who was erased on request, readable only with its key.
 
-An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject". The name
-is in Unicode's form NFC, so that the same name typed on another machine gives the same entry. Nobody can test a guess against
-an entry without the key. The order of the file does not reveal the order of erasures. Several stores may share a list. The list
-is kept outside the store, so that restoring an old copy of the store does not restore an old list.
+An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject". Without
+the key, nobody can test a guess against an entry. The name is in Unicode's form NFC, so that the same name typed on another
+machine gives the same entry. The order of the file does not reveal the order of erasures. Several stores may share a list,
+which is kept outside the store, so that restoring an old copy of the store does not restore an old list.
 
 A store that uses a list has a record "suppression". The record names the list, and its field ``head`` is the end of the list's
 chain of changes when the store last wrote to it. The store can thus detect a different list or an older copy. The field
