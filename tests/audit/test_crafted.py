@@ -135,6 +135,15 @@ BAD_ENTRIES: dict[str, tuple[Any, ...]] = {
     "event_id": (b"\xff",), "kind": (b"x",), "time": (b"x",), "samples": ("x", -1, 2**62), "commitments": (b"", "text", b"x" * 320_000), "mac": ("text",),
 }  # fmt: skip
 
+
+def all_of(*crafts: c.Craft) -> c.Craft:
+    def craft(store: Path) -> None:
+        for one in crafts:
+            one(store)
+
+    return craft
+
+
 STORES: dict[str, c.Craft] = {
     **{f"record {name} missing": c.no_record(name) for name in ("state", "head", "rows", "fingerprint")},
     **{f"record state {what}": c.record("state", text) for what, text in BAD_JSON.items()},
@@ -149,6 +158,9 @@ STORES: dict[str, c.Craft] = {
         for name, fields in BAD_FIELDS.items() for field, values in fields.items() for value in values
     },
     **{f"sample {field} {value!r:.20}": c.sample(**{field: value}) for field, values in BAD_CELLS.items() for value in values},
+    "ten million classes": all_of(c.change("head", num_classes=10**7), c.change("rows", targets=10**7)),
+    "fifty million pairs": all_of(c.change("head", num_classes=10**4, multiclass="ovo", per_class=True), c.change("rows", targets=10**4)),
+    "a million folds": c.change("head", folds=10**6, per_class=True),
     "all rows with a target": c.sample(-1, target=b"12345678"),
     "not a number": c.sample(-1, target=b"\xff" * 24, label=None),
     **{f"entry {field} {value!r:.20}": c.entry(**{field: value}) for field, values in BAD_ENTRIES.items() for value in values},

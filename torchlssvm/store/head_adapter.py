@@ -25,10 +25,14 @@ from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.sample_adapter import Names, SampleAdapter
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
-from torchlssvm.store.sample_table import Codec, StoredRows
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, Codec, StoredRows
 
 SETTABLE_OPTIONS = ("rho", "class_weight", "rule")
 """Options of a head that may change while it holds samples."""
+
+
+BYTES_PER_GROUP = 4096
+"""Memory of the sums of a fold or class without samples, and of the objects that keep them."""
 
 
 def head_from(config: dict[str, Any], device: torch.device | str | None) -> LinearHead:
@@ -36,18 +40,27 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
     options = {k: v for k, v in config.items() if k != "type"}
     try:
         kind = HEAD_TYPES[config["type"]]
-        J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
-        if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            # At least four J x J matrices are needed. Sums of classes and folds are allocated when they get samples.
-            need = 8 * (4 * J**2 + J * K + folds * K)
-            if need > memory // 2 or 8 * folds * K > memory // 16:
-                raise StoreError(
-                    f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
-                )
+        check_size(options)
         return kind.from_config(options, device=device)
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
+
+
+def check_size(options: dict[str, Any]) -> None:
+    """Raise StoreError for a head that cannot be used in the memory of this machine."""
+    J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
+    if not isinstance(J, int) or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need = 8 * (4 * J**2 + (4 * J + ROWS_PER_BATCH) * K)  # matrices, weights, and the scores of a batch
+    groups = folds * (K if options.get("per_class") else 1)  # their sums are allocated when they get samples
+    pairs = K * (K - 1) // 2 if options.get("multiclass") == "ovo" else 0
+    small = BYTES_PER_GROUP * groups + 8 * (folds * K + pairs * (J + 2))
+    if need > memory // 2 or small > memory // 16:
+        raise StoreError(
+            f"a head of {str(J)[:20]} features and {str(K)[:20]} classes needs more than the {memory / 2**30:.0f} GiB of this "
+            "machine"
+        )
 
 
 class HeadAdapter(SampleAdapter):

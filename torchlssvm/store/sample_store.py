@@ -54,7 +54,14 @@ from torchlssvm.store.database import NOTE_PREFIX, WAITING_NOTE_PREFIX, WITNESS_
 from torchlssvm.store.erasure.erasure import Erasure, erase
 from torchlssvm.store.erasure.requests import READMISSION_PREFIX, KeptReceipts, Requests, name_list
 from torchlssvm.store.erasure.suppression import KEY_VARIABLE, Suppression
-from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
+from torchlssvm.store.head_adapter import (
+    SETTABLE_OPTIONS,
+    HeadAdapter,
+    LinearAdapter,
+    adapter_for,
+    check_size,
+    head_from,
+)
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, Sample, SampleTable, StoreDataset, StoredRows
@@ -225,6 +232,8 @@ class SampleStore:
                 f"a head with grid=None and scale={adapter.head.scale!r} takes no removals, so nothing could be erased: use a "
                 "grid"
             )
+        if isinstance(adapter, LinearAdapter):
+            check_size(adapter.config())  # or the store could not be opened again
         with self._db.transaction():
             if self._db.get("state", None) is not None:  # another process was faster
                 return
