@@ -71,6 +71,10 @@ def test_a_classifier_with_its_backbone(tmp_path):
     assert torch.equal(learner(X), clf(X))
     with pytest.raises(ValueError, match="its hash is another"):
         from_pretrained(tmp_path / "hub", nn.Linear(6, 5))
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(config | {"network": {"layers": 5}}))
+    with pytest.raises(ValueError, match="options that do not exist"):
+        from_pretrained(tmp_path / "hub", nn.Linear(6, 5))
     save_pretrained(clf.head, tmp_path / "head", store=clf.store)
     assert "| erasures so far | 1 |" in (tmp_path / "head" / "README.md").read_text()
     clf.store.close()

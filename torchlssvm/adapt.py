@@ -21,6 +21,9 @@ torchlssvm.errors.NotForgottenError: ...
 
 from __future__ import annotations
 
+import copy
+import itertools
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.linear.labelled_batches import to_device, unpack
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import ADAPTED_NOTE
@@ -65,7 +69,7 @@ def adapt(
     """Train all layers of a classifier with AdamW, a one-cycle learning rate and cross entropy.
 
     The network cannot forget these samples. Call this function before :func:`torchlssvm.attach`, which removes the last layer
-    and freezes the rest. Batch norms keep their statistics.
+    and freezes the rest. Batch norms keep their statistics. After an error or an interrupt, the weights are those of before.
 
     Args:
         model: a classifier with as many outputs as there are classes. It is trained in place.
@@ -77,20 +81,22 @@ def adapt(
         weight_decay: the weight decay of AdamW.
         augment: a function that randomly augments a batch of inputs.
     """
-    if epochs < 1 or iter(loader) is loader:
+    batches = operator.length_hint(loader)
+    if epochs < 1 or not batches or iter(loader) is loader:
         raise ValueError(
-            f"adapt reads a loader once each epoch: give a DataLoader or a list, and epochs >= 1; got {epochs}"
+            "adapt reads a loader once each epoch and needs its length: give a DataLoader or a list, and epochs >= 1; got "
+            f"{epochs} epochs of {batches} batches"
         )
     device = next(model.parameters()).device
     ids: dict[str, None] = {}
     subjects: dict[str, None] = {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)
-    schedule = None
-    training = model.training
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * batches)
+    training, before = model.training, copy.deepcopy(model.state_dict())
     model.eval()  # batch norms keep their statistics; gradients still flow
     try:
-        for _ in range(epochs):
-            for batch in loader:
+        with all_or_nothing(model, lambda: model.load_state_dict(before)):
+            for batch in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
                 part = unpack(batch)
                 if part.ids is None and not public:
                     raise ValueError(
@@ -98,9 +104,6 @@ def adapt(
                     )
                 ids.update(dict.fromkeys(part.ids or ()))
                 subjects.update(dict.fromkeys(s for s in part.subjects or () if s is not None))
-                if schedule is None:
-                    steps = epochs * len(loader)  # type: ignore[arg-type]
-                    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
                 x, y = to_device(part.x, device), part.y.to(device)
                 loss = nn.functional.cross_entropy(model(x if augment is None else augment(x)), y)
                 optimizer.zero_grad()

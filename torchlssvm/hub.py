@@ -174,12 +174,12 @@ def from_pretrained(
     J = config["in_features"]
     try:
         how = NetworkOptions(**config.get("network") or {"in_features": J})
+        if backbone is not None and expected is not None and module_hash(backbone) != expected:
+            backbone = make_features(backbone, how).backbone
     except TypeError as error:
         raise ValueError(f"{name} describes a network by options that do not exist: {error}") from error
     if backbone is not None and expected is not None and module_hash(backbone) != expected:
-        backbone = make_features(backbone, how).backbone
-        if module_hash(backbone) != expected:
-            raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
+        raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
     scores = read_head(place, config, name) if statistics else read_weights(place, config)
     if backbone is None:
         return scores

@@ -67,3 +67,22 @@ def test_samples_of_nobody_are_refused():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="each epoch"):
         adapt(model, iter([(IMAGES, LABELS)]))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_training_that_stops_early_leaves_nothing_in_the_network(error: type[BaseException]):
+    """Nobody would have recorded whose samples the network has seen."""
+    model, calls = network().train(), []
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def augment(images: torch.Tensor) -> torch.Tensor:
+        calls.append(not torch.equal(model.fc.weight, before["fc.weight"]))
+        if len(calls) == 3:
+            raise error
+        return images
+
+    with pytest.raises(error):
+        adapt(model, [(IMAGES, LABELS, IDS)], augment=augment)
+    assert calls == [False, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training

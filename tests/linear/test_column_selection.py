@@ -6,7 +6,7 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from tests.conftest import code, solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, NotFittedError
 from torchlssvm.audit.certificate import public_choices
 from torchlssvm.linear.column_selection import restrict, select, select_groups
 
@@ -197,6 +197,12 @@ def test_groups_that_cannot_be_judged_are_refused():
         select_groups(head.add(X, Y), {"a": slice(0, 3), "b": [2, 3]})
     with pytest.raises(ValueError, match="ovr"):
         select_groups(LSSVMHead(J, K, grid=GRID, multiclass="ovo").add(X, Y), {"a": slice(0, 3)})
+
+
+@pytest.mark.parametrize("choose", [select, select_groups, restrict])
+def test_a_head_without_such_sums_is_refused(choose):
+    with pytest.raises(ValueError, match="MarginHead"):
+        choose(MarginHead(J, K, rho=1.0).add(X, Y), {"a": [0, 1]})
 
 
 def test_select_refuses_what_it_cannot_judge():

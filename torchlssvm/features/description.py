@@ -19,7 +19,7 @@ def describe_network(backbone: nn.Module) -> str:
     if isinstance(backbone, Columns):
         said.insert(0, f"{len(backbone.columns)} of the columns")
         backbone = backbone.module
-    if isinstance(backbone, nn.Sequential) and len(backbone) == 3 and isinstance(backbone[0], Views | LayerTaps):
+    if isinstance(backbone, nn.Sequential) and len(backbone) == 3 and isinstance(backbone[1], nn.Flatten):
         said.insert(0, f"then {backbone[2]!r}")
         backbone = backbone[0]
     if isinstance(backbone, Views):

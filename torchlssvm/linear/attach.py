@@ -28,7 +28,7 @@ from torchlssvm.functional.checks import finite_scores, is_fake, truth
 from torchlssvm.functional.conformal import misfit, threshold
 from torchlssvm.functional.modes import all_or_nothing
 from torchlssvm.functional.several_targets import confusion_by_label, f1_score, r2_score
-from torchlssvm.linear.column_selection import Selection, check_columns, restrict
+from torchlssvm.linear.column_selection import Selection, check_columns, check_head, restrict
 from torchlssvm.linear.discriminant_rule import FEATURES_PER_CLASS, LIFTED_FEATURES, is_masked
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, head_class
@@ -917,8 +917,7 @@ class AttachedClassifier(nn.Module):
                 store are copied. If an error occurs, the folder is removed.
         """
         self._follow()
-        if not isinstance(self.head, LSSVMHead):
-            raise ValueError(f"restrict needs an LSSVMHead; this classifier has a {type(self.head).__name__}")
+        check_head(self.head)
         if self.head.normalize == "l2":
             raise ValueError(
                 "normalize='l2' divides a row by the length of all its columns: it cannot do with some of them"

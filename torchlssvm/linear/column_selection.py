@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.locking import catch_up, exclusive
 from torchlssvm.linear.standardization import standardization
-
-if TYPE_CHECKING:
-    from torchlssvm.linear.head import LSSVMHead
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Candidate:
     path: RhoPath
 
 
-Chosen = tuple["LSSVMHead", Candidate, list[Candidate]]
+Chosen = tuple[LSSVMHead, Candidate, list[Candidate]]
 """The chosen head, its candidate, and all candidates."""
 
 
@@ -129,6 +127,12 @@ def check_columns(columns: Any, J: int, device: torch.device) -> Tensor:
     return given.to(torch.int64)
 
 
+def check_head(head: Any) -> None:
+    """Raise ValueError for a head whose sums do not hold those of some of its columns."""
+    if not isinstance(head, LSSVMHead):
+        raise ValueError(f"columns are chosen from the sums of an LSSVMHead, got a {type(head).__name__}")
+
+
 def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
     """``normalize`` of a head on these columns, given that the length of a row is taken over all columns."""
     whole = columns.tolist() == list(range(head.in_features))
@@ -154,6 +158,7 @@ def restrict(head: LSSVMHead, columns: Any) -> LSSVMHead:
     >>> part.digest() == LSSVMHead(2, 2, grid=head.grid).add(x[:, [4, 1]], y).digest()
     True
     """
+    check_head(head)
     out = with_columns(head, check_columns(columns, head.in_features, head.device), head.scale)
     out._choices.made |= {name: choice for name, choice in head._choices.made.items() if name == "rho"}
     return out
@@ -207,6 +212,7 @@ def select(
     >>> found.best.name, len(found.candidates), found.head.in_features
     ('right', 4, 3)
     """
+    check_head(head)
     parts = named_columns(columns, head.in_features, head.device)
     scales: list[str | None] = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
     if not scales:
@@ -289,6 +295,7 @@ def select_groups(
     >>> found.head.n  # chosen again, without them
     55
     """
+    check_head(head)
     if head.multiclass == "ovo" or (head.targets == "multilabel" and head.class_weight is not None):
         raise ValueError(
             "select_groups works on one shared system: use multiclass='ovr', and no class_weight for several labels"
