@@ -162,12 +162,12 @@ class GridRows:
         self._keys += change.keys
         self.n += m
 
-    def find(self, batch: SampleBatch) -> Tensor:
-        """Places of the rows of a checked batch (B,); RemovalError, naming the first, if one is not held."""
-        out = []
-        for i, (row, label, key) in enumerate(self._keyed(batch)):
+    def find(self, q: Tensor, labels: Tensor) -> Tensor:
+        """Places (B,) of rows q (B, J), in steps, with labels (B,); RemovalError, naming the first, if one is not held."""
+        rows, out = np.ascontiguousarray(q.cpu().numpy().astype(np.int32)), []
+        for i, key in enumerate(row_keys(rows, labels.cpu().numpy(), self._salt)):
             if key not in self._where:
-                raise self._refusal(row, label, i, 0, 1)
+                raise self._refusal(rows[i], int(labels[i]), i, 0, 1)
             out.append(self._where[key])
         return torch.tensor(out, dtype=torch.int64, device=self.device)
 

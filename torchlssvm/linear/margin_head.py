@@ -167,7 +167,10 @@ class MarginHead(LinearHead):
     def active(self, x: Any, y: Any) -> Tensor:
         """Return which samples held are active in which class (B, K). Pass x (B, J) and y (B,) as added."""
         self._solve()
-        slots = self.samples.find(self._check(x, y))
+        batch = self._check(x, y)
+        assert batch.choices.grid is not None
+        assert batch.labels is not None
+        slots = self.samples.find(batch.choices.grid.quantize(batch.x), batch.labels)
         return torch.stack([self._solver.active(k)[slots] for k in range(self.num_classes)], 1)
 
     # -- changing ------------------------------------------------------------------------------------------------------

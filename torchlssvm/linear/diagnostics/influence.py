@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,9 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     Move,
     Problem,
     SampleChange,
+    check_changes,
     check_labels,
     check_leverages,
-    check_samples,
     counts_after,
     held_rows,
     other_features,
@@ -56,7 +56,7 @@ def influence(
     check_question(what, on, y_val, y_new)
     view.require_least_squares("influence")
     view.require_shared("influence")
-    change = _change(view, x, y, what, y_new, weight, groups)
+    change = check_changes(view, x, y, what, y_new, weight, groups)
     change.check_rest(view.n)
     features = other_features(view, x_val)
     z, linear = system_rows(view, features, 1.0), features @ view.w + view.b  # (V, D), (V, outputs)
@@ -77,15 +77,6 @@ def influence(
             after = votes(after.reshape(-1, after.shape[2]), view.num_classes).view(*after.shape[:2], -1)
         out[numbers] = measure(after)
     return out - start
-
-
-def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any) -> SampleChange:
-    samples = check_samples(view, x, y, weight, groups)
-    if what == "relabel":
-        if samples.y.ndim == 1:
-            return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
-        return replace(samples, new=check_samples(view, x, y_new).y)
-    return samples if what == "remove" else replace(samples, old=None, new=samples.old)
 
 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:

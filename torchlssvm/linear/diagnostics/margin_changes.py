@@ -23,7 +23,7 @@ from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics.influence import Measure, check_question, measure_of
-from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_groups, check_labels, counts_after
+from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_changes, check_labels, counts_after
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import code_labels
 from torchlssvm.wording import counted
@@ -103,26 +103,19 @@ class ClassSystem:
         return a[:J] * torch.as_tensor(scale.factor, dtype=a.dtype, device=a.device).reshape(-1, 1), b
 
 
-def check_changes(
+def check_held(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
     """Changes of samples. Raises RemovalError, naming the first, if a sample to be removed or relabelled is not held."""
     head._fitted_weights()  # NotFittedError without samples
-    batch = head._check(x, y, weight, gridded=gridded)
-    if batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
-        raise ValueError("weight must be at least 1 for each sample")
-    assert batch.labels is not None
-    grid = batch.choices.grid
-    q = batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
-    times = q.new_ones(len(q)) if batch.mult is None else batch.mult.to(torch.float64)
-    new = head._check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
-    slots = None if what == "add" else head.samples.find(batch)
-    change = SampleChange(
-        q, None if slots is None else batch.labels, new, times, check_groups(groups, len(q), head.device), slots
-    )
-    if slots is not None:
+    change = check_changes(head, x, y, what, y_new, weight, groups, gridded)
+    assert head.grid is not None
+    change, times = replace(change, x=head.grid.quantize(change.x)), change.weight
+    if change.old is not None:
+        slots = head.samples.find(change.x, change.old)
+        change = replace(change, slots=slots)
         _, same = torch.stack([change.number, slots]).unique(dim=1, return_inverse=True)
-        wanted, held = times.new_zeros(len(q)).index_add_(0, same, times)[same], head.samples.copies[slots]
+        wanted, held = torch.zeros_like(times).index_add_(0, same, times)[same], head.samples.copies[slots]
         short = torch.nonzero(wanted > held)[:, 0].tolist()
         if short:
             i = short[0]
@@ -208,7 +201,7 @@ def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gr
 
     ``gridded``: the rows are already normalized and on the grid.
     """
-    changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
+    changes = check_held(head, x, y, "remove", None, weight, groups, gridded)
     w, b = head._solve()
     out = changes.x @ (w * head._solver.scale.step) + b
     every = torch.arange(changes.count, device=head.device)
@@ -223,7 +216,7 @@ def influence(
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.MarginHead.influence`."""
     check_question(what, on, y_val, y_new)
-    changes = check_changes(head, x, y, what, y_new, weight, groups)
+    changes = check_held(head, x, y, what, y_new, weight, groups)
     signs = before = head(x_val)  # (V, K)
     given = checks.features(x_val, head.in_features, head.device).to(torch.float64)
     points = normalized(given, head.normalize) / head._solver.scale.step  # (V, J), not rounded to the grid

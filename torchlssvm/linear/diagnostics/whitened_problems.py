@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,10 +219,12 @@ def check_groups(groups: Any, count: int, device: torch.device) -> list[Tensor] 
     return [torch.tensor(rows, device=device) for rows in where.values()]
 
 
-def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None) -> SampleChange:
-    """Check samples to be left out, with the same errors as ``add``."""
+def check_samples(
+    view: HeadView | LinearHead, x: Any, y: Any, weight: Any = None, groups: Any = None, gridded: bool = False
+) -> SampleChange:
+    """Check samples to be left out, with the same errors as ``add``. gridded: they are already normalized and on the grid."""
     stats = view.statistics
-    batch = stats.zero(folds=0).check(x, y, like=stats)
+    batch = stats.zero(folds=0).check(x, y, like=stats, gridded=gridded)
     times = checks.weights(weight, batch.x)
     members = check_groups(groups, len(batch.x), view.device)
     heaviest = None
@@ -237,6 +239,18 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None, groups: An
             raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
     y = real_targets(batch, view.num_classes) if batch.labels is None else batch.labels
     return SampleChange(batch.x, y, None, times, members, heaviest=heaviest)
+
+
+def check_changes(
+    view: HeadView | LinearHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
+) -> SampleChange:
+    """Check samples to be removed, added or relabelled."""
+    samples = check_samples(view, x, y, weight, groups, gridded)
+    if what == "relabel":
+        if samples.y.ndim == 1:
+            return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
+        return replace(samples, new=check_samples(view, x, y_new).y)
+    return samples if what == "remove" else replace(samples, old=None, new=samples.old)
 
 
 def check_labels(view: HeadView | LinearHead, y: Any, count: int, name: str) -> Tensor:
