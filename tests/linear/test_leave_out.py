@@ -324,17 +324,18 @@ def judged(head: LSSVMHead, x: Tensor, y: Tensor) -> dict:
         "influence": lambda: head.influence(x, y, x, on="scores"),
         "loss": lambda: head.influence(x, y, x, y),
         "rho": lambda: head.select_rho([head.rho], "loo", x, y, apply=False),
+        "folds": lambda: head.select_rho([head.rho], "kfold", apply=False),
     }
 
 
-@pytest.mark.parametrize("what", ["leave one out", "groups", "influence", "loss", "rho"])
+@pytest.mark.parametrize("what", ["leave one out", "groups", "influence", "loss", "rho", "folds"])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_lost_digits_are_reported(what, offset) -> None:
     """Samples that determine their own predictions at a tiny rho, and columns that are nearly one, in a head solved before."""
     gen, y = torch.Generator().manual_seed(0), torch.arange(12) % 2
     x = torch.eye(12).double() if not offset else torch.randn(12, 3, generator=gen).double() + offset
-    options = {"grid": FixedPoint(2.0**22, bits=26), "intercept": "none"}
-    head = LSSVMHead(x.shape[1], 2, rho=1e-11, **options).add(x, y)
+    options = {"grid": FixedPoint(2.0**22, bits=26), "intercept": "none", "folds": 2}
+    head = LSSVMHead(x.shape[1], 2, rho=1e-11, **options).add(x, y, ids=range(12))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _ = head.w
@@ -342,4 +343,6 @@ def test_lost_digits_are_reported(what, offset) -> None:
         judged(head, x, y)[what]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        judged(LSSVMHead(x.shape[1], 2, rho=1.0, **(options | {"intercept": "free"})).add(x, y), x, y)[what]()
+        judged(LSSVMHead(x.shape[1], 2, rho=1.0, **(options | {"intercept": "free"})).add(x, y, ids=range(12)), x, y)[
+            what
+        ]()

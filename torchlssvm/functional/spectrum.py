@@ -57,10 +57,13 @@ class Spectrum(NamedTuple):
         w = self.Q @ (self.R / (self.s + rho)[:, None])
         return w, self.beta - self.mu @ w
 
-    def rounding(self, rhos: Tensor) -> Tensor:
-        """Bound the relative rounding error of scores (r,), by the condition of G + rho I in the range of G. rhos: (r,)."""
+    def rounding(self, rhos: Tensor, new: bool = False) -> Tensor:
+        """Estimate the relative rounding error of scores (r,), by the condition of G + rho I. rhos: (r,).
+
+        ``new``: of samples that are not in G. The scores of others do not depend on directions outside the range of G.
+        """
         eps = torch.finfo(self.s.dtype).eps
-        low = self.s[self.s > eps * len(self.s) * self.s[-1]]
+        low = self.s if new else self.s[self.s > eps * len(self.s) * self.s[-1]]
         return eps * (self.s[-1] + rhos) / (low[:1].sum() + rhos)
 
     def dof(self, rhos: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def leave_one_out_errors(
 def _squares_left_out(
     parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, lost: Tensor
 ) -> Tensor:
-    """Mean squared errors (r,), and in ``lost`` (r,) a bound on the relative error of the scores that they come from."""
+    """Mean squared errors (r,), and in ``lost`` (r,) an estimate of the relative error of the scores that they come from."""
     total, weight = torch.zeros_like(rhos), 0.0
     for problem in parts:
         y, judged = (
@@ -243,7 +243,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         if ids is None or len(ids) != len(samples):
             raise ValueError('score="accuracy" by k-fold needs ids, one for each sample, as given to add')
         fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=view.device)
-    total, weight = torch.zeros_like(rhos), 0.0
+    total, weight, lost = torch.zeros_like(rhos), 0.0, torch.zeros_like(rhos)
     for f in range(stats.folds):
         kept, out = stats.of_folds([g for g in range(stats.folds) if g != f]), stats.of_folds([f])
         if out.empty:
@@ -251,12 +251,13 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         if kept.empty:
             raise ValueError("all samples are in one fold: there is nothing to learn from")
         if fold is not None and samples is not None:
-            total += _wrong_in_fold(parts, kept, samples, (fold == f).nonzero()[:, 0], rhos)
+            total += _wrong_in_fold(parts, kept, samples, (fold == f).nonzero()[:, 0], rhos, lost)
             continue
         for problem in parts:
             if problem.pair is not None and not (_present(problem, kept) and _present(problem, out)):
                 continue
             own = problem.spectrum(problem.class_weights(kept.counts), kept)
+            torch.maximum(lost, own.rounding(rhos, new=True), out=lost)
             m = normal.moments(out, view.units, "free", problem.class_weights(), problem.pair)
             for i, rho in enumerate(rhos):
                 w, b = _real_weights(view, own, kept, rho)
@@ -265,7 +266,9 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
             weight += m.weight
     if fold is not None and samples is not None:
         weight = float(samples.weight.sum())
-    return total.clamp(min=0.0) / weight
+    errors = total.clamp(min=0.0) / weight
+    warn_lost_digits(float(lost[rhos == best_of(rhos, errors)].sum()))
+    return errors
 
 
 def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,12 +283,16 @@ def _present(problem: Problem, stats: Any) -> bool:
     return bool(stats.counts[list(problem.pair or ())].sum() > 0)
 
 
-def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
+def _wrong_in_fold(
+    parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor, lost: Tensor
+) -> Tensor:
     """Summed weights (r,) of the samples of a fold that are misclassified by a model trained without the fold."""
     view, labels = parts[0].view, samples.y
     own = [
         p.spectrum(p.class_weights(kept.counts), kept) if p.pair is None or _present(p, kept) else None for p in parts
     ]
+    for spectrum in filter(None, own):
+        torch.maximum(lost, spectrum.rounding(rhos, new=True), out=lost)
     v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)
     for i, rho in enumerate(rhos):
         weights = [None if s is None else _real_weights(view, s, kept, rho) for s in own]

@@ -444,7 +444,7 @@ def check_leverages(change: SampleChange, leverage: Tensor, share: float) -> Non
 
 
 def warn_lost_digits(error: float) -> None:
-    """Report a relative error of scores without a sample, if it is large. The error is a bound; real errors are lower."""
+    """Report a relative error of scores without a sample, if it is large. The error is an estimate from the condition."""
     if error > 1e-6:
         warnings.warn(
             f"scores without a sample have lost digits: they may be off by {min(1.0, error):.0e} of their size, since a sample "
