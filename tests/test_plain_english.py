@@ -21,6 +21,8 @@ BANNED = {
     "hangs on": "depends on",
     "for lack of": "without",
     "It is no ": "This is not",
+    "samples held": "current samples, or samples of the head",
+    "Times are processor": "The table shows processor times",
 }
 PATTERN = re.compile("|".join(rf"\b{re.escape(phrase)}(?!\w)" for phrase in BANNED))
 

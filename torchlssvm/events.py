@@ -220,7 +220,7 @@ class EventBase:
 
     kind: ClassVar[str]
     growth: ClassVar[int] = 0
-    """Change of the number of samples held, for each sample of the event."""
+    """By how much the number of samples changes, for each sample of the event."""
     erases: ClassVar[bool] = True
     """True if the samples as they were are gone after the event."""
     old_fields: ClassVar[tuple[str, str]]

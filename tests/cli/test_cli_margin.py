@@ -54,7 +54,7 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     with SampleStore(shell.folder / "s", readonly=True) as store:
         assert store.head.rho == rho
     chosen = f"{rho!r}, chosen by {method} out of 9 values, made"
-    assert shell.json("stats", "s")["rho"] == f"{chosen} for the samples held"
+    assert shell.json("stats", "s")["rho"] == f"{chosen} for the current samples"
     shell("remove", "s", "--subject", "person-07", "--certificate", "c.json")
     verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
     assert shell.json(*verify)["outcomes"]["rho"] == "kept"

@@ -356,7 +356,7 @@ def test_class_weights_are_set(shell: Shell) -> None:
         fresh = LSSVMHead(J, K, rho=0.5, grid=GRID, class_weight=torch.tensor([1.0, 2.0, 3.0]))
         torch.testing.assert_close(store.head.w, fresh.add(torch.tensor(x), torch.tensor(y)).w, rtol=1e-9, atol=1e-9)
     said = shell.json("set", "w", "--class-weight", "complement", "--rho", "gcv")
-    assert "made for the samples held" in said["choice"]
+    assert "made for the current samples" in said["choice"]
     assert shell.run("set", "w", "--class-weight", "heavy")[0] == 2
     shell("init", "none", "--in-features", J, "--classes", K)
     assert "init --class-weight" in shell("set", "none", "--class-weight", "balanced", code=1)

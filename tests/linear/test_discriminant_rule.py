@@ -1,4 +1,4 @@
-"""``rule="lda"``: the discriminant of the samples held, against scikit-learn and against heads that never saw a sample."""
+"""``rule="lda"``: the discriminant of the current samples, against scikit-learn and against heads that never saw a sample."""
 
 import io
 

@@ -141,7 +141,7 @@ def find_label_errors(
     head: Any, x: Any, y: Any, ids: Sequence[Any] | None = None, *, weight: Any = None, groups: Any = None,
     lift: int | None = None,
 ) -> LabelErrors:  # fmt: skip
-    """Rank samples held by a head by their leave-one-out margin, to find wrong labels in one pass without refitting.
+    """Rank the samples of a head by their leave-one-out margin, to find wrong labels in one pass without refitting.
 
     With ``targets="multilabel"``, pairs of a sample and a label are ranked; see :class:`LabelPairErrors`. With
     ``targets="regression"``, this function raises an error; rank the residuals ``y - head.leave_one_out(x, y)``.

@@ -49,7 +49,7 @@ class SlidingWindow:
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over the samples held, oldest first, in the batches in which they arrived: (x, y), or (ids,)."""
+        """Iterate over the current samples, oldest first, in the batches in which they arrived: (x, y), or (ids,)."""
         if self._samples.by_ids:
             return iter([(self._samples.machine_ids(places),) for places, *_ in self._parts])
         return iter([part[1:] for part in self._parts])
@@ -96,5 +96,5 @@ class SlidingWindow:
         return self
 
     def __repr__(self) -> str:
-        """Machine, size and number of samples held."""
+        """Machine, size and number of samples."""
         return f"SlidingWindow({self.machine!r}, size={self.size}, held={len(self)})"

@@ -39,7 +39,7 @@ class Suspect:
 
 
 class LabelAudit(Callback):
-    """After an epoch, rank the samples held by their leave-one-out margin and write the most suspicious ones as events.
+    """After an epoch, rank the current samples by their leave-one-out margin and write the most suspicious ones as events.
 
     The file has one event per line, preceded by a comment with the reason. Edit the file, then pass it to
     :class:`~torchlssvm.lightning.DataCorrection`. Each audit overwrites the file.
@@ -50,9 +50,9 @@ class LabelAudit(Callback):
         action: ``"relabel"`` (to the best label) or ``"remove"``.
         every: how often to audit, in epochs.
         head: dotted path of the head in the LightningModule.
-        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held; for a kernel machine, in the order of its
-            ``ids``. Default: the samples in the store of an ``LSSVMModule``. Without a store, samples are kept in memory during
-            training, and the events carry them.
+        samples: a function that returns (ids, x (n, J), y (n,)) of the current samples; for a kernel machine, in the order of
+            its ``ids``. Default: the samples in the store of an ``LSSVMModule``. Without a store, samples are kept in memory
+            during training, and the events carry them.
 
     >>> LabelAudit("suspects.jsonl", fraction=0.05).suspects
     []
@@ -136,7 +136,7 @@ class LabelAudit(Callback):
         return self.suspects
 
     def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor]:
-        """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
+        """Collect the current samples: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
             return self.samples()
         assert self._learner is not None

@@ -319,7 +319,7 @@ class ActiveSetSolver:
         self._held = self.scale.standard
 
     def class_weights(self) -> Tensor | None:
-        """Weights by class (K,) for the samples held; None for ones."""
+        """Weights by class (K,) for the current samples; None for ones."""
         return class_weights(self.options.class_weight, self.stats.counts)
 
     def row_weights(self, slots: Tensor | slice = slice(None)) -> Tensor:
@@ -598,7 +598,7 @@ class ActiveSetSolver:
         return {"w": w, "b": b, "active": self._active[:, self.rows.saved_order()]}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved :meth:`state` of the rows held. Matrices are computed again when samples change."""
+        """Restore a saved :meth:`state` of the rows. Matrices are computed again when samples change."""
         self.reset()
         if self.rows.n == 0:
             return

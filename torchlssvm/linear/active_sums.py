@@ -24,7 +24,7 @@ def row_weights(rows: GridRows, weights: Tensor | None, slots: Tensor | slice = 
 
 
 def change_sums(sums: Statistics, rows: GridRows, slots: Tensor, sign: int) -> None:
-    """Add rows held to sums, or take them away (sign -1). slots: (c,) places."""
+    """Add rows of the head to sums, or take them away (sign -1). slots: (c,) places."""
     grid = sums.grid
     assert grid is not None
     for part in slots.split(SUMMED_ROWS) if len(slots) else ():

@@ -203,7 +203,7 @@ def _load_network(
 
 
 class NetworkOptions(NamedTuple):
-    """How :func:`attach` makes features of a network. The fields are the arguments of :func:`attach` with the same names."""
+    """The options with which :func:`attach` computes features, under the names of its arguments."""
 
     layers: str | Sequence[str] = "last"
     pool: str | Sequence[str] | None = None
@@ -445,7 +445,7 @@ class AttachedClassifier(nn.Module):
         return self
 
     def features(self, images: Any, progress: bool = False) -> Tensor:
-        """Compute the features (B, J) of images, without gradients.
+        """Return the features (B, J) of images, computed without gradients.
 
         Args:
             images: a tensor of shape (B, ...), a dict of tensors from a tokenizer, a list of texts if the classifier has a
@@ -614,9 +614,9 @@ class AttachedClassifier(nn.Module):
         return [named.get(label, str(label)) for label in labels.tolist()]
 
     def predict_set(self, images: Any, level: float = 0.9, *, groups: Any = None, reject: bool = False) -> Tensor:
-        """Predict sets of classes (B, K), bool, that contain the true class with probability ``level`` (conformal prediction).
+        """Return sets of classes, booleans (B, K), that contain the true class with probability ``level``.
 
-        The sets are computed from the leave-one-out scores of the samples in the store (see
+        This is a conformal prediction: the sets are computed from the leave-one-out scores of the samples in the store (see
         :mod:`torchlssvm.functional.conformal`) and follow every change of the samples. The probability is an average over new
         samples from the same distribution.
 

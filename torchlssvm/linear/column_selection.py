@@ -336,7 +336,7 @@ def best_by_elimination(
 
 
 def current_rho(head: LSSVMHead) -> float:
-    """Return the rho of a head. If a rule chose rho for other samples, choose it for the samples held."""
+    """Return the rho of a head. If a rule chose rho for other samples, choose it for the current samples."""
     chosen = head.choices.get("rho")
     stale = chosen is not None and chosen.rule and chosen.state is ChoiceState.STALE
     return head._best_rho() or 1.0 if stale else head.rho

@@ -93,12 +93,12 @@ class CompactLSSVMHead(nn.Module):
 
     @property
     def n(self) -> float:
-        """The number of samples held (their total weight)."""
+        """The number of samples (their total weight)."""
         return float(self.total)
 
     @property
     def P(self) -> Tensor:
-        """P = I - C = rho A^-1, (J, J); (J+1, J+1) when penalized."""
+        """P = I - C = rho A^-1, of shape (J, J), or (J+1, J+1) with a penalized intercept."""
         return torch.eye(len(self.C), dtype=torch.float64, device=self.device) - self.C
 
     @property
@@ -136,7 +136,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Scores (B, K) of samples held, each by the head that never saw it: y - (y - f(x)) / (1 - h). Arguments as added."""
+        """Return leave-one-out scores (B, K): y - (y - f(x)) / (1 - h). Pass the samples as they were added."""
         if not self.n:
             raise NotFittedError("the head holds no samples: call add(x, y) first")
         batch = self._check(x, y, weight)
@@ -154,7 +154,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None) -> Self:
-        """Unlearn samples held (Corollaries 2 and 4)."""
+        """Unlearn samples (Corollaries 2 and 4)."""
         return self._change([(self._check(x, y, weight), -1)])
 
     @exclusive
@@ -164,7 +164,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None) -> Self:
-        """Give samples held new labels or targets. C does not change, and w changes by A^-1 sum phi (y_new - y_old)."""
+        """Give samples new labels or targets. C does not change, and w changes by A^-1 sum phi (y_new - y_old)."""
         old, new = self._check(x, y_old, weight), self._check(x, y_new, weight)
         counts, s, d = self._counts_after([(old, -1), (new, 1)]), self._solution(), _weights(old)[:, None]
         dy = d * (real_targets(new, self.num_classes) - real_targets(old, self.num_classes))
@@ -174,7 +174,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any) -> Self:
-        """Exchange samples held for others."""
+        """Replace samples with others."""
         return self.update(add=(x_new, y_new), remove=(x_old, y_old))
 
     @exclusive
@@ -184,7 +184,7 @@ class CompactLSSVMHead(nn.Module):
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None) -> Approximation:
-        """Unlearn samples that are only roughly known. Returns error bounds as ``LSSVMHead.remove_approximate`` does."""
+        """Unlearn samples that you know only approximately. Returns error bounds as ``LSSVMHead.remove_approximate`` does."""
         batch = self._check(x, y, weight)
         if batch.size >= self.n:
             raise ValueError(f"all {self.n:g} samples would be removed: there is nothing left to estimate, use remove")
@@ -205,14 +205,14 @@ class CompactLSSVMHead(nn.Module):
         return RowScale(1.0, self._rho, self.intercept)
 
     def _leverages(self, batch: SampleBatch) -> Tensor:
-        """d (phi^T A^-1 phi + 1/n) (B,), which is 1 at most for samples held."""
+        """d (phi^T A^-1 phi + 1/n) (B,), which is 1 at most for current samples."""
         rows, free = self._scale.rows(batch.x), self.intercept == "free"
         rows = rows - self.mean / self._scale.root if free else rows
         return _weights(batch) * ((rows @ self.P * rows).sum(1) + (1 / self.n if free else 0.0))
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
-        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: only samples held before
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: only earlier samples
             if batch.labels is not None:
                 counts = counts.index_add(0, batch.labels, _weights(batch), alpha=sign)
             least = checks.to_host(counts.amin())
@@ -234,7 +234,7 @@ class CompactLSSVMHead(nn.Module):
             removes and abs(n) < RELATIVE_ROUNDING
         ):  # without samples there is no mean to update, so only the leverage reveals other samples
             if len(changes) == 1 and bool(self._leverages(changes[0][0]).amax() > 1 + 1e-6):
-                raise checks.removal_error("the last samples held are others")
+                raise checks.removal_error("the last remaining samples are others")
             solution, n = self._empty(), 0.0
         else:
             for batch, sign in changes:

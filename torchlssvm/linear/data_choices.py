@@ -14,7 +14,7 @@ from torchlssvm.linear.diagnostics.calibration import Calibration
 
 
 class ChoiceState(Enum):
-    """Whether a choice is still to be made, made for the samples held, or made before samples changed."""
+    """Whether a choice is still to be made, made for the current samples, or made before samples changed."""
 
     OPEN = "open"
     CURRENT = "current"
@@ -54,7 +54,7 @@ class Choice:
         else:
             number = "powers of two" if self.candidates is None else f"{self.candidates} {self._compared}"
             how = f"{self.value}, " * bool(self.value) + f"chosen by {self.method} out of {number}"
-        when = "made for the samples held" if self.state is ChoiceState.CURRENT else "made before samples changed"
+        when = "made for the current samples" if self.state is ChoiceState.CURRENT else "made before samples changed"
         return f"{how}, {when}"
 
     @property
@@ -97,7 +97,7 @@ class DataChoices:
         rule: bool = False,
         state: ChoiceState = ChoiceState.CURRENT,
     ) -> None:
-        """Remember a choice, made for the samples held."""
+        """Remember a choice, made for the current samples."""
         self.made = self.made | {name: Choice(name, state, method, rule, candidates, value)}
 
     @property
@@ -135,14 +135,14 @@ class DataChoices:
         self.calibration = None
 
     def record_calibration(self, calibration: Calibration) -> None:
-        """Remember a calibration made for the samples held."""
+        """Remember a calibration made for the current samples."""
         self.calibration = calibration
         self.record("calibration", calibration.method)
 
     def probabilities(self, scores: Tensor, calibrated: bool) -> Tensor:
         """Probabilities (B, K) of scores by the calibration; if not ``calibrated``, (1 + score) / 2, clipped.
 
-        Raises NotFittedError if there is no calibration for the samples held.
+        Raises NotFittedError if there is no calibration for the current samples.
         """
         if not calibrated:
             return least_squares(scores)

@@ -84,7 +84,7 @@ class ClassMeans(NamedTuple):
 
 
 def class_means(stats: Statistics, weights: Tensor | None) -> ClassMeans:
-    """Class means of the samples held, in real units. weights: (K,) by class, for statistics per class.
+    """Class means of the current samples, in real units. weights: (K,) by class, for statistics per class.
 
     All sums are taken about the integer c nearest to the mean, which avoids cancellation.
     """
@@ -135,7 +135,7 @@ def within_class(
 
 
 def has_open_rule(head: LinearHead) -> bool:
-    """True if the rule is ``"auto"`` and not yet chosen for the samples held."""
+    """True if the rule is ``"auto"`` and not yet chosen for the current samples."""
     made = head._choices.made.get("rule")
     return head.config().get("rule") == "auto" if made is None else made.rule and made.state is not ChoiceState.CURRENT
 
@@ -148,7 +148,7 @@ def choose_rule(head: LinearHead, batches: Callable[[], Iterable[tuple[Any, Any,
 
     Args:
         head: the head. Afterwards ``choices["rule"]`` reports the choice.
-        batches: function that yields all samples held: x (B, J), y (B,) and weight (B,) or None.
+        batches: function that yields all current samples: x (B, J), y (B,) and weight (B,) or None.
     """
     stats = head.statistics
     judged = stats.n >= LEAST_ROWS and not isinstance(head.class_weight, str) and resolve_rule("auto", stats) == "lda"

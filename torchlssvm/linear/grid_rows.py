@@ -23,7 +23,7 @@ from torchlssvm.wording import counted
 class RowChange:
     """A checked change that is ready to be made.
 
-    ``slots`` (c,) are places of rows held, and ``copies`` (c,) is the number of copies added or removed there. The new rows are
+    ``slots`` (c,) are places of rows, and ``copies`` (c,) is the number of copies added or removed there. The new rows are
     q (m, J), int32, with labels (m,), counts (m,) of copies, and keys.
     """
 
@@ -85,7 +85,7 @@ class GridRows:
         """Check a change. Raises RemovalError, naming the first row, if a row to be removed is not held before the change."""
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
-        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of rows held before
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: of earlier rows
             counts = [1] * len(batch) if batch.mult is None else [int(v) for v in batch.mult.tolist()]
             for i, ((row, label, key), count) in enumerate(zip(self._keyed(batch), counts, strict=True)):
                 net[key] = net.get(key, 0) + sign * count

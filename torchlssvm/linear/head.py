@@ -39,7 +39,7 @@ INEXACT_REMOVAL = "remove_approximate took out samples that may not be, bit for 
 """Reason why a head can no longer be certified, and why its rows are no longer known."""
 
 UNKNOWN_ROWS = "samples were merged whose rows are not known, or known under another key"
-"""Reason why removals are not checked against the rows held."""
+"""Reason why removals are not checked against the rows of the head."""
 
 
 class LSSVMHead(LinearHead):
@@ -89,11 +89,11 @@ class LSSVMHead(LinearHead):
             column) are computed from the statistics at each solve, so a removed sample no longer affects them. ``w`` and ``b``
             apply to the original features, ``C`` and ``P`` to the standardized ones. Every change then requires a new solve.
             Leave-one-out and influence hold the scale fixed.
-        membership: keep hashes of the rows held, so that each removal is checked immediately.
+        membership: keep a hash of each row, so that each removal is checked immediately.
         device: device of the sums and weights.
 
     Attributes:
-        statistics: the sums of the samples held.
+        statistics: the sums of the current samples.
         pending: the changes since machines last agreed, for :mod:`torchlssvm.distributed`.
 
     Example:
@@ -199,14 +199,14 @@ class LSSVMHead(LinearHead):
 
     @property
     def unchecked(self) -> str | None:  # type: ignore[override]
-        """Why removals are not checked against the rows held; None while they are.
+        """The reason why removals are not checked against the rows of the head, or None if they are checked.
 
         Without row hashes, each removal is still tested: it is refused if no set of samples could have the remaining sums.
         """
         return self._rows.unchecked
 
     def _drop_membership(self, reason: str = "its row hashes were dropped") -> Self:
-        """Forget the hashes of the rows held, e.g. where a store has the rows themselves."""
+        """Forget the hashes of the rows, e.g. where a store has the rows themselves."""
         with self._lock:
             self._rows.recorded = False
             self._rows.drop(reason)
@@ -224,7 +224,7 @@ class LSSVMHead(LinearHead):
 
     @property
     def uncertifiable(self) -> str | None:  # type: ignore[override]
-        """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
+        """The reason why nobody can certify that the head has exactly the samples it was given, or None if this is possible."""
         return self._uncertifiable
 
     def _mark_uncertifiable(self, reason: str | None) -> None:
@@ -294,7 +294,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Change the labels (or targets) of samples held. P and C change only if weights depend on the label."""
+        """Change the labels (or targets) of samples. P and C change only if weights depend on the label."""
         old = self._check(x, y_old, weight, ids, sparse=False)
         new = self._check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
@@ -335,7 +335,7 @@ class LSSVMHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
-        """Return exact leave-one-out scores (B, K) of samples held: y_i - (y_i - f(x_i)) / (1 - h_i).
+        """Return exact leave-one-out scores (B, K): y_i - (y_i - f(x_i)) / (1 - h_i) for sample i with leverage h_i.
 
         Each sample is scored as by a head that was trained without it, so you can use the scores to estimate margins, error
         rates and calibrations on new data. You can pass the samples in batches. Class weights that depend on the class counts
@@ -381,7 +381,7 @@ class LSSVMHead(LinearHead):
         Args:
             rhos: (r,) values > 0 to try. Default: 100 values around the scale of the data.
             method: ``"gcv"`` (generalized cross-validation, from the statistics alone), ``"loo"`` (exact leave-one-out; pass
-                all samples held as x and y) or ``"kfold"`` (exact, from the sums of each fold; requires ``folds``). With
+                all current samples as x and y) or ``"kfold"`` (exact, from the sums of each fold; requires ``folds``). With
                 ``scale="std"``, ``"gcv"`` and ``"loo"`` hold the scale fixed, and ``"kfold"`` recomputes it without the fold.
             x: (n, J), as added.
             y: (n,) or (n, K), as added.
@@ -499,7 +499,7 @@ class LSSVMHead(LinearHead):
         return batch
 
     def _evidence(self, rough: bool = False) -> Evidence:
-        """How to check that samples to be removed are held. ``rough``: these samples only approximate samples held."""
+        """How to check that the head has the samples to be removed. ``rough``: these samples are only approximations."""
         if not rough and (self._vouched or self.unchecked is None):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS

@@ -42,7 +42,7 @@ class LinearHead(nn.Module):
     them. You can use a head from several threads, because a lock runs its methods one at a time.
 
     Attributes:
-        statistics: the sums of the samples held.
+        statistics: the sums of the current samples.
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
@@ -127,7 +127,7 @@ class LinearHead(nn.Module):
 
     @property
     def n(self) -> int | float:
-        """Total weight of the samples held: the number of samples, unless weights were given."""
+        """Total weight of the current samples: the number of samples, unless weights were given."""
         catch_up(self)
         return self.statistics.n
 
@@ -183,7 +183,7 @@ class LinearHead(nn.Module):
         return self._solve()[1].clone()
 
     def _drop_membership(self, reason: str = "its row hashes were dropped") -> Self:
-        """Forget the hashes of the rows held, e.g. where a store has the rows themselves; a margin head has none."""
+        """Forget the hashes of the rows, e.g. where a store has the rows themselves; a margin head has none."""
         del reason
         return self
 
@@ -196,12 +196,12 @@ class LinearHead(nn.Module):
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """Choices made from data, such as rho or a calibration, and whether each was made for the samples held now."""
+        """Choices made from data, such as rho or a calibration, and whether each was made for the current samples."""
         return self._choices.listed(self.rho)
 
     @property
     def calibration(self) -> Calibration | None:
-        """The map from scores to probabilities; None unless it was fitted on the samples held now."""
+        """The map from scores to probabilities; None unless it was fitted on the current samples."""
         return self._choices.calibration
 
     def config(self) -> dict[str, Any]:
@@ -369,7 +369,7 @@ class LinearHead(nn.Module):
         held. Memory does not grow with B times V, except with ``on="scores"``.
 
         Args:
-            x: (B, J), samples held, as added. For ``what="add"``, samples that are not held.
+            x: samples (B, J) of the head, as added. For ``what="add"``, samples that the head does not have.
             y: (B,) labels or (B, K) targets of these samples.
             x_val: (V, J), the points at which the change is measured.
             y_val: (V,) labels or (V, K) targets of these points. Required for ``"loss"`` and ``"accuracy"``.
@@ -419,7 +419,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
-        """Fit probabilities on the leave-one-out scores of samples held, so that you need no held-out data. Returns self.
+        """Fit probabilities to leave-one-out scores, so that you need no held-out data. Returns self.
 
         Args:
             x: (n, J), as added.
@@ -460,7 +460,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Unlearn samples held. Pass the same arguments, bit for bit, as when the samples were added."""
+        """Unlearn samples. Pass exactly the arguments with which the samples were added, bit for bit."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
     @exclusive
@@ -475,7 +475,7 @@ class LinearHead(nn.Module):
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
-        """Replace samples held with others. Pass ``ids`` if the head has folds."""
+        """Replace samples with others. Pass ``ids`` if the head has folds."""
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     def _refuse_in_store(self, what: str) -> None:
@@ -516,9 +516,9 @@ class LinearHead(nn.Module):
 
     @exclusive
     def add_classes(self, k: int) -> Self:
-        """Add k classes. The samples held become negative examples of the new classes, or get the float target 0.
+        """Add k classes. The current samples become negative examples of the new classes, or get the float target 0.
 
-        With ``targets="multilabel"``, adds k labels, which no sample held has.
+        With ``targets="multilabel"``, adds k labels, which none of the current samples has.
         """
         self._refuse_in_store("record new classes: call store.add_classes([...])")
         if isinstance(self._options.class_weight, Tensor):
@@ -544,7 +544,7 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
-        """Return leave-one-out scores (B, K) of samples held: each score comes from a head that never saw the sample."""
+        """Return leave-one-out scores (B, K): each sample is scored by a head that never saw it."""
         raise NotImplementedError
 
     def _influence(self, *arguments: Any, **more: Any) -> Tensor:
@@ -594,7 +594,7 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Replace the samples held by those of a :meth:`_sample_state`; None empties the head."""
+        """Replace the current samples by those of a :meth:`_sample_state`; None empties the head."""
         raise NotImplementedError
 
     def _derived(self) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class MarginHead(LinearHead):
     .. math:: \rho |w_k|^2 + \sum_n c_n \max(0, 1 - y_{nk} (w_k^T \phi_n + b_k))^2,
 
     which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, as integers
-    on the grid, because any sample may become active later. ``digest()`` is the digest of the statistics of all samples held,
+    on the grid, because any sample may become active later. ``digest()`` is the digest of the statistics of all samples,
     as in :class:`~torchlssvm.LSSVMHead`. The active sets do not depend on the history of changes, and after ``refresh()``
     neither does any bit of the weights. A class whose samples all have one sign has w = 0, b equal to that sign and an empty
     active set.
@@ -63,7 +63,7 @@ class MarginHead(LinearHead):
         per_class: keep sums per class. Default: only if ``class_weight`` requires them.
         normalize: None, ``"l2"`` or ``"sqrt"``. Each row is normalized before it is rounded to the grid, as in
             :class:`~torchlssvm.LSSVMHead`.
-        scale: ``"std"`` standardizes features by the mean and deviation of the samples held, as in
+        scale: ``"std"`` standardizes features by the mean and deviation of the current samples, as in
             :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and influence hold
             the scale fixed.
         targets: only ``"classes"``. For several labels per sample, or for numbers, use :class:`~torchlssvm.LSSVMHead`.
@@ -72,8 +72,8 @@ class MarginHead(LinearHead):
         device: device of the sums and weights.
 
     Attributes:
-        statistics: the sums of the samples held.
-        samples: the samples held, as distinct rows on the grid.
+        statistics: the sums of the current samples.
+        samples: the current samples, as distinct rows on the grid.
 
     Example:
         >>> import torch
@@ -141,7 +141,7 @@ class MarginHead(LinearHead):
         if isinstance(value, str) and value == "gcv":
             raise ValueError(
                 'rho="gcv" is for LSSVMHead: generalized cross-validation needs squared errors. Give MarginHead a number, or '
-                "rho=None, which chooses by k-fold on the samples held"
+                "rho=None, which chooses by k-fold on the current samples"
             )
         return None if value is None else checks.positive(value, "rho")
 
@@ -165,7 +165,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def active(self, x: Any, y: Any) -> Tensor:
-        """Return which samples held are active in which class (B, K). Pass x (B, J) and y (B,) as added."""
+        """Return which samples are active in which class (B, K). Pass x (B, J) and y (B,) as added."""
         self._solve()
         batch = self._check(x, y)
         assert batch.choices.grid is not None
@@ -177,7 +177,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
-        """Change the labels of samples held. Only the old and the new classes of these samples change."""
+        """Change the labels of samples. Only the old and the new classes of these samples change."""
         return self._apply_changes([(self._check(x, y_old, weight, ids), -1), (self._check(x, y_new, weight, ids), 1)])
 
     @exclusive
@@ -206,7 +206,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
-        """Return exact leave-one-out scores (B, K) of samples held, with the active sets of the head without the sample.
+        """Return exact leave-one-out scores (B, K), each with the active sets of the head without the sample.
 
         Nothing is refitted. A sample that is not active in a class keeps its current score. The arguments are those of
         :meth:`torchlssvm.LSSVMHead.leave_one_out`.
@@ -220,7 +220,7 @@ class MarginHead(LinearHead):
     def select_rho(
         self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5, apply: bool = True
     ) -> RhoPath:
-        """Choose rho on the samples held, and apply it.
+        """Choose rho on the current samples, and apply it.
 
         Args:
             rhos: (r,) values > 0 to try. Default: nine values from the mean eigenvalue of the features down to 1e-4 of it.
@@ -265,13 +265,13 @@ class MarginHead(LinearHead):
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Return probabilities (B, K). Calibrates first if there is no calibration for the samples held."""
+        """Return probabilities (B, K). If the current samples have no calibration yet, the head calibrates first."""
         if calibrated and self.calibration is None and self.n:
             self._calibrate_on_rows()
         return super().predict_proba(x, calibrated)
 
     def _calibrate_on_rows(self, method: str | None = None) -> None:
-        """Calibrate on the samples held."""
+        """Calibrate on the current samples."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             grid, rows = self.grid, self.samples
             assert grid is not None
@@ -338,7 +338,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
-        """Replace the samples held by those of a :meth:`_sample_state`; None empties the head."""
+        """Replace the current samples by those of a :meth:`_sample_state`; None empties the head."""
         if state is None:
             self._forget_choices()
         fresh, rows = (self.statistics.zero(), self.samples.empty()) if state is None else self._loaded_samples(state)
@@ -387,7 +387,7 @@ class MarginHead(LinearHead):
 
     @exclusive
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickling and copying, with the rows held and without the matrices of the solver."""
+        """State for pickling and copying, with the rows and without the matrices of the solver."""
         self._solve()
         parts = self._parts(self.statistics, self.samples.copy(), self._options, self._solver.state())
         return super().__getstate__() | parts

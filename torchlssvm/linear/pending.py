@@ -125,7 +125,7 @@ class Pending:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the agreed state after the sums were replaced, so that all samples held are pending."""
+        """Forget the agreed state after the sums were replaced, so that all current samples are pending."""
         self.tracking = Tracking.ALL
         self.statistics: Statistics | None = None
         self.id: str | None = None
@@ -165,7 +165,7 @@ class Pending:
         if self.tracking is Tracking.LOST:
             raise ValueError(
                 "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "
-                "erasure: the samples held are right, but what changed since the last agreement is not known. If the others "
+                "erasure: the current samples are right, but what changed since the last agreement is not known. If the others "
                 "hold the same (the removals reached them, or all ranks loaded this file), agree(head) says so; else load a "
                 "checkpoint that was saved after a sync and repeat the removals."
             )
@@ -208,7 +208,7 @@ class Pending:
         add_counts(self.weights, changes.weights, sign)
 
     def restart(self, digest: str | None, epoch: int) -> None:
-        """Start from an agreement on the samples held, with nothing pending. ``digest``: None if it was not computed."""
+        """Start from an agreement on the current samples, with nothing pending. ``digest``: None if it was not computed."""
         nothing = Changes(self.held.zero(), None if self.held_rows.known() is None else {})
         self._restart(nothing, digest, epoch)
 

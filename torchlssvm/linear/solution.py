@@ -2,7 +2,7 @@
 
 A sample is represented by the row v = [phi (, 1)] / sqrt(rho). In these coordinates, the matrix of the system is B = A / rho =
 I + sum d v v^T, its inverse is P, and the weights are w sqrt(rho). A free intercept is one more coordinate. It is orthogonal
-to the others if rows are centred on the mean mu of the samples held, and then f(x) = (v - mu) w + beta. See
+to the others if rows are centred on the mean mu of the current samples, and then f(x) = (v - mu) w + beta. See
 :mod:`torchlssvm.functional.theorem1`.
 
 To make updates cheap, P is kept as a *base* minus deferred terms Z^T S Z, where each changed sample adds one row to Z and one
@@ -223,7 +223,7 @@ class Solution:
         self.drop_pending()
 
     def shift_targets(self, rows: Tensor, dy: Tensor) -> None:
-        """Change the targets of samples held by dy (B, K). The right-hand side changes, P does not. rows: (B, D)."""
+        """Change the targets of samples by dy (B, K). The right-hand side changes, P does not. rows: (B, D)."""
         V = rows - self.mu if self.centred else rows
         few = V.shape[0] <= self.K
         self.w = self.w + (self.apply_inverse(V).mT @ dy if few else self.apply_inverse((V.mT @ dy).mT).mT)

@@ -1,4 +1,4 @@
-"""Standardised features, derived from the statistics: z = (x - mean) / deviation of the samples held.
+"""Standardised features, derived from the statistics: z = (x - mean) / deviation of the current samples.
 
 Mean and deviation are taken over all samples, without class weights and with n in the denominator. They are computed from the
 sums at each solve, so after a removal they are exactly those of the remaining samples. A constant column keeps the scale 1. In
@@ -22,7 +22,7 @@ from torchlssvm.statistics import Statistics
 
 
 class Standardization(NamedTuple):
-    """Mean and deviation (J,) of the samples held, in steps of the grid, the size of a step, and sums of q^2 (J,)."""
+    """Mean and deviation (J,) of the current samples, in steps of the grid, the size of a step, and sums of q^2 (J,)."""
 
     centre: Centre
     deviation: Tensor
@@ -51,7 +51,7 @@ class Standardization(NamedTuple):
 
 
 def standardization(stats: Statistics) -> Standardization | None:
-    """Standardization of the samples held; None without samples, or if ``scale`` does not ask for it."""
+    """Standardization of the current samples; None without samples, or if ``scale`` does not ask for it."""
     if stats.scale is None or stats.empty:
         return None
     V, moments = stats.class_sums()

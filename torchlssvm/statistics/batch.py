@@ -281,7 +281,7 @@ def _warn_if_targets_are_lost(y: Tensor, grid: FixedPoint, stats: Statistics) ->
 
     All columns and all later batches share one grid, by default that of the largest target in the first batch. Rounding is
     compared with the variation of the column, or with the column itself if it does not vary. Of fewer than 8 rows, which may be
-    alike by chance, the samples held count too.
+    alike by chance, the current samples count too.
     """
     noise = (4 * torch.finfo(y.dtype).eps) ** 2
     y = y.to(torch.float64)

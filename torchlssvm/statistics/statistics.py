@@ -610,7 +610,7 @@ class Statistics:
         return moments
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
-        """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 for samples not held."""
+        """Refuse before int64 can overflow. ``removed``: of current samples, which shrink the sums; 2^63 for other samples."""
         if not self.exact or self.bound + bound + removed <= LARGEST_SUM:
             return
         if self.accumulator is not None:  # adds and removes cancel: look at the sums themselves
@@ -643,9 +643,9 @@ class Statistics:
         return rows
 
     def add_classes(self, k: int) -> None:
-        """Add k classes, or k targets, which are 0 for the samples held.
+        """Add k classes, or k targets, which are 0 for the current samples.
 
-        With ``targets="multilabel"``, adds k labels, which no sample held has.
+        With ``targets="multilabel"``, adds k labels, which none of the current samples has.
         """
         self.take_over(self.with_classes(k))
 

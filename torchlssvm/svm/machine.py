@@ -356,7 +356,7 @@ class IncrementalSVM(nn.Module):
         if samples is not None:
             given = self.prepared(samples)
             if len(given) != self.n:
-                raise ValueError(f"samples must be the {self.n} samples held, in the order of ids; got {len(given)}")
+                raise ValueError(f"samples must be the {self.n} current samples, in the order of ids; got {len(given)}")
             place = np.flatnonzero(np.isin(s.order(), at))
             given = given[torch.from_numpy(place).to(self.device)]
             if not torch.equal(given.detach(), rows):

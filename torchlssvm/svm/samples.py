@@ -50,7 +50,7 @@ class Samples:
     rounding: Array
 
     def __init__(self) -> None:
-        self.n, self.capacity = 0, 0  # samples held; the length of every vector
+        self.n, self.capacity = 0, 0  # number of samples; length of every vector
         self.ids = np.full(0, -1, dtype=np.int64)
         self.where: dict[int, int] = {}  # id -> position
         self._free: list[int] = []  # free positions, the lowest last

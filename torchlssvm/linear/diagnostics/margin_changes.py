@@ -197,7 +197,7 @@ def _make(head: MarginHead, changes: SampleChange, i: int, sign: int) -> None:
 
 
 def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gridded: bool = False) -> Tensor:
-    """Scores (B, K) of samples held without them; see :meth:`torchlssvm.MarginHead.leave_one_out`.
+    """Leave-one-out scores (B, K); see :meth:`torchlssvm.MarginHead.leave_one_out`.
 
     ``gridded``: the rows are already normalized and on the grid.
     """

@@ -127,7 +127,7 @@ def left_out_errors(head: MarginHead, values: Tensor, score: str) -> Tensor:
 
 
 def left_out_scores(head: MarginHead) -> Tensor:
-    """Leave-one-out scores (n, K) of all rows held, in their order."""
+    """Leave-one-out scores (n, K) of all rows, in their order."""
     grid = head.grid
     assert grid is not None
     return leave_one_out(head, grid.dequantize(head.samples.q), head.samples.labels, None, None, gridded=True)

@@ -104,14 +104,14 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
     if method == "loo":
         if samples is None:
-            raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
+            raise ValueError('method="loo" needs the current samples: select_rho(rhos, "loo", x=x, y=y)')
         samples.check_rest(view.n)
 
 
 def decided(path: RhoPath) -> RhoPath:
     """Return the path. Raises ValueError if it decides nothing."""
     if math.isnan(path.rho):
-        raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
+        raise ValueError("no value of rho has a finite error: the current samples are too few to tell")
     return path
 
 

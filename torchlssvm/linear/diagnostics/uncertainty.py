@@ -51,9 +51,10 @@ def calibrate_on(
 
 @exclusive
 def leverage(head: LSSVMHead, /, x: Any, relative: bool = False) -> Tensor:
-    """Return the leverage (B,) of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu). x: (B, J).
+    """Return the leverage (B,) of inputs x (B, J), which measures how far they are from the current samples.
 
-    ``relative``: divide by the mean over the samples held. A value of 10 then means ten times as far away as an average sample.
+    The leverage is g = 1/n + (x - mu)^T A^-1 (x - mu). ``relative`` divides it by its mean over the current samples, so that a
+    value of 10 means ten times as far away as an average sample.
     """
     view = head._view()
     shared = view.multiclass == "ovr" and not view.by_label

@@ -41,7 +41,7 @@ class HeadView:
     Attributes:
         multiclass: "ovr" or "ovo".
         options: rho, intercept and class weights.
-        statistics: the sums of the samples held.
+        statistics: the sums of the current samples.
         solver: the head's solver, up to date.
         w, b: weights (J, outputs) and intercepts (outputs,).
     """
@@ -96,7 +96,7 @@ class HeadView:
 
     @cached_property
     def standard(self) -> Standardization | None:
-        """Standardization of the samples held; None for features as they are."""
+        """Standardization of the current samples; None for features as they are."""
         return standardization(self.statistics)
 
     @cached_property
@@ -354,7 +354,7 @@ class Problem:
         return class_weights(self.view.options.class_weight, self.view.counts if counts is None else counts, self.pair)
 
     def solved(self, weights: Tensor | None) -> Whitened:
-        """The system of the samples held for these class weights, from a solve."""
+        """The system of the current samples for these class weights, from a solve."""
         view = self.view
         base = normal.solve(view.statistics, view.units, view.intercept, weights, self.pair, standard=view.standard)
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.units)
@@ -433,7 +433,7 @@ def check_leverages(change: SampleChange, leverage: Tensor, share: float) -> Non
         return
     top, at = torch.stack([value.to(leverage.dtype) for value in leverage.max(0)]).tolist()  # one read of the device
     error = torch.finfo(torch.float64).eps / max(share, 1e-300)
-    # 1e-6: the leverage of samples held is at most 1 plus this rounding; beyond it, the samples are not held
+    # 1e-6: the leverage of current samples is at most 1 plus this rounding; other samples can exceed it
     if top > 1 + max(1e-6, 10 * error):
         what = "sample" if change.members is None else "the group of sample"
         raise ValueError(
