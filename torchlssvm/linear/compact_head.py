@@ -312,9 +312,11 @@ class CompactLSSVMHead(nn.Module):
             return
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickling and copying: everything except the lock."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """State for pickling and copying: everything except the lock, of one moment."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return kept | {"_buffers": {name: value.clone() for name, value in kept["_buffers"].items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`__getstate__` returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -680,8 +681,9 @@ class LSSVMHead(LinearHead):
         )  # fmt: skip
 
     @exclusive
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickling and copying, which never contains a raw sample."""
+    def _copies(self) -> dict[str, Any]:
         self._solve()
         self._solver.drop_raw_samples()
-        return super().__getstate__() | {"_view_cache": None}
+        names = ("statistics", "_options", "_solver", "_choices", "_integrity", "_rows", "pending")
+        parts = copy.deepcopy({name: getattr(self, name) for name in names})  # together, as they refer to each other
+        return parts | {"_view_cache": None}

@@ -822,14 +822,33 @@ class LinearHead(nn.Module):
             if saved != value:
                 raise ValueError(f"{name} is {saved!r} in the saved head and {value!r} here")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickling and copying, without lock, store, published weights, change count and values of the buffers.
+    @exclusive
+    def _state_and_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """State for pickling and copying, and copies of the parts, which belong to one moment and to no other thread.
 
-        The change count would reveal that a sample was added and removed. The buffers may be older than the last removal.
+        The state does not contain the lock, the store, published weights, change count and values of the buffers. The change
+        count would reveal that a sample was added and removed. The buffers may be older than the last removal.
         """
+        parts = self._copies()
         buffers = {k: None if k in self._buffer_names else dict.__getitem__(self._buffers, k) for k in self._buffers}
-        kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_keeper")}
-        return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}
+        kept = {name: value for name, value in vars(self).items() if name not in {"_lock", "_keeper", *parts}}
+        return kept | {"_published": None, "_buffers": buffers, "_state_version": 0}, parts
+
+    def _copies(self) -> dict[str, Any]:
+        """Copies of the parts, for pickling and copying. The caller must hold the lock."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickling, which other threads do not change."""
+        state, parts = self._state_and_parts()
+        return state | parts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy within the process."""
+        out = memo[id(self)] = type(self).__new__(type(self))
+        state, parts = self._state_and_parts()
+        out.__setstate__(copy.deepcopy(state, memo) | parts)
+        return out
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled head outside of inference mode, because tensors made in that mode could not be changed later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -385,12 +386,12 @@ class MarginHead(LinearHead):
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
-    @exclusive
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickling and copying, with the rows and without the matrices of the solver."""
+    def _copies(self) -> dict[str, Any]:
+        """Copies of the parts, without the matrices of the solver."""
         self._solve()
-        parts = self._parts(self.statistics, self.samples.copy(), self._options, self._solver.state())
-        return super().__getstate__() | parts
+        kept = copy.deepcopy({name: getattr(self, name) for name in ("_options", "_choices", "_integrity")})
+        parts = self._parts(self.statistics.copy(), self.samples.copy(), kept["_options"], self._solver.state())
+        return kept | parts
 
     def _saved_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = {"digest": self.statistics.digest(), "per_class": self.statistics.per_class}
