@@ -36,21 +36,6 @@ def close(first, second, scale):
     return np.abs(first - second).max() <= 1e-9 * scale
 
 
-@pytest.mark.parametrize("block", range(8))
-def test_machines_that_move_together_are_those_that_move_alone(block):
-    for seed in range(block, 48, 8):
-        K, y, u = problem(seed)
-        machines = learn(Machines(*(torch.from_numpy(v) for v in (K, y, u))))
-        assert int(machines.optimal().sum()) >= M - 1, seed  # what is left is for the certified fallback
-        for k in np.flatnonzero(machines.optimal().numpy()):
-            alpha, b = machines.alpha[k].numpy(), float(machines.b[k])
-            scale = 1.0 + np.abs(K).max() * alpha.sum()
-            assert kkt(K, y[k], u[k], alpha, b) < 1e-12 * scale
-            other = IncrementalSVM("precomputed", C=float(u[k, 0]))
-            other.add(K, (y[k] > 0).astype(int))
-            assert close(K @ (alpha * y[k]), K @ (other.alpha.numpy() * y[k]), scale), seed
-
-
 def test_equal_to_a_dense_solution():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))

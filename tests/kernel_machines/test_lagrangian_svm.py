@@ -412,21 +412,6 @@ def test_an_error_of_any_machine_changes_none(form, kind, verb):
             torch.testing.assert_close(machine(POOL), truth(POOL), rtol=1e-7, atol=1e-7)
 
 
-def test_an_interrupt_changes_no_machine():
-    machine = OneVsRest(TWO_CLASSES["LS-SVM"], 3)
-    machine.add(POOL[:60], CLASSES[:60])
-    before = machine(POOL)
-
-    def interrupt(ids):
-        raise KeyboardInterrupt
-
-    machine.machines[2].remove = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        machine.remove([3])
-    assert len(machine) == 60
-    assert torch.equal(machine(POOL), before)
-
-
 # -- alpha >= 0, and how exact -------------------------------------------------------------------------------------------
 
 

@@ -65,14 +65,6 @@ def test_batches_removals_and_changes_of_C_with_many_copies(kernel, labels):
     check(svm, x[keep], y[keep], np.full(230, 0.5), kernel)
 
 
-def test_copies_in_a_precomputed_kernel():
-    x, y = copies(300, "either", seed=3)
-    K = torch.from_numpy(rbf(x.numpy(), x.numpy(), GAMMA))
-    svm = IncrementalSVM("precomputed", C=2.0).fit(K[:240, :240], y[:240])
-    svm.add(K[240:], y[240:], method="pivot")
-    check(svm, x, y, np.full(300, 2.0), RBF(gamma=GAMMA))
-
-
 def test_rows_in_the_cache_follow_a_batch_that_is_solved_anew():
     x, y = copies(700, "equal")
     svm = IncrementalSVM(RBF(gamma=GAMMA), C=5.0).fit(x[:500], y[:500])

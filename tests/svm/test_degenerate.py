@@ -208,13 +208,6 @@ def test_hundreds_of_random_operations(kernel):
     churn(IncrementalSVM(kernel, C=2.0), x, y, 400, 0, 20)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear()], ids=["rbf", "linear"])
-def test_ten_thousand_random_operations(kernel):
-    x, y = points(60, 3)
-    churn(IncrementalSVM(kernel, C=2.0), x, y, 10_000, 1, 100)
-
-
 def test_conditioning_is_survived():
     """A wide kernel in one dimension: the Gram matrix is singular to working precision from the eighth point on."""
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]

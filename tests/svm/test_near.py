@@ -61,21 +61,6 @@ def test_every_g_is_kept(short_sight, C):
     torch.testing.assert_close(svm.alpha, truth.alpha, rtol=0, atol=1e-9)
 
 
-def test_joint_walks_and_changes_of_C(short_sight):
-    x, y = points(120, 4)
-    svm = IncrementalSVM(RBF(sigma=1.5), C=1.0).fit(x[:60], y[:60])
-    ids = svm.add(x[60:], y[60:], method="joint")
-    assert svm.kkt_violation() < 1e-12
-    svm.relabel(ids[:7], 1 - y[60:67], method="joint")
-    svm.set_C(5.0, method="path").set_C(0.7, method="path")
-    svm.remove(ids[20:50], method="joint")
-    assert svm.kkt_violation() < 1e-12
-    keep = [*range(80), *range(110, 120)]
-    labels = torch.cat([y[:60], 1 - y[60:67], y[67:]])[keep]
-    fresh = IncrementalSVM(RBF(sigma=1.5), C=0.7).fit(x[keep], labels)
-    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
-
-
 def test_error_vectors_that_no_walk_looks_at(short_sight, monkeypatch):
     """Most samples are error vectors; those that come to the right side are found where a walk ends, and walked back."""
     monkeypatch.setattr(solver, "ActiveSet", None)  # no need of it

@@ -246,10 +246,9 @@ class Removals:
 
     @np.errstate(all="ignore")
     def _ends(self, c: Array, moved: Array, side: Array) -> tuple[Array, Array]:  # (B,), (B, N), (B, N) -> (B,), (k,)
-        """Return g_c at the ends, and the positions of untracked samples that are on the wrong side there.
+        """Return g_c at the ends, NaN if (2) or (3) do not hold, and the positions of untracked samples on the wrong side.
 
-        The residuals r of (3) and g_S should be 0; g_c is corrected by the effect of making them 0. The result is NaN if r is
-        not small, or if a tracked sample is on the wrong side by more than rounding and r.
+        The residuals r of (3) and g_S should be 0; g_c is corrected by the effect of making them 0.
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 from torchlssvm.progress_bar import progress_bar
 
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
-    """Return a function that takes the completed share, between 0 and 1, or None if no progress is shown.
+    """Return a function that takes the completed share, or None. wanted: True for a bar, None for a bar after some seconds."""
+    furthest = 0.0  # a fit may need a second start
 
-    wanted: a function of the caller; True for a bar; None for a bar on a terminal if the fit takes some seconds; False for no
-    progress.
-    """
-    if wanted is False:
-        yield None
+    def tell(share: float) -> None:
+        nonlocal furthest
+        before, furthest = furthest, max(furthest, share)
+        wanted(furthest) if callable(wanted) else count(int(100 * furthest) - int(100 * before))
+
+    if wanted is False or callable(wanted):
+        yield None if wanted is False else tell
         return
-    bar: Any = nullcontext()
-    if not callable(wanted):
-        bar = progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0)
-    furthest = 0.0
-    with bar as count:
-
-        def report(share: float) -> None:
-            nonlocal furthest
-            before, furthest = furthest, max(furthest, share)  # a fit may need a second start
-            if callable(wanted):
-                wanted(furthest)
-            else:
-                count(int(100 * furthest) - int(100 * before))
-
-        yield report
+    with progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0) as count:
+        yield tell

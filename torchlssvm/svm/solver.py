@@ -455,20 +455,19 @@ class PathSolver:
         with self.snapshotted():
             if not s.has_both_classes():
                 s.u[:] = u
-            elif method == "path" or not len(self.margin) or s.n <= 200:  # for so few, pivoting is not faster
+                return
+            if method == "path" or not len(self.margin) or s.n <= 200:  # for so few, pivoting is not faster
                 self.last_method = "joint"
-                followed = self.path.walk_to(u)
-                s.u[:] = u
-                self._recompute_rest()
-                self._finish_walk(followed)
-            else:
-                factor = np.divide(u, s.u, out=np.ones(s.capacity), where=s.u > 0)
-                first = factor[s.u > 0][0]
-                sets = (s.side.copy(), s.rest * first) if bool((factor[s.u > 0] == first).all()) else ()
-                s.u[:] = u
-                self._solve(balanced(s.alpha * factor, u, s.y), *sets)
+                if self.follow_bounds(u, self.path.callback):
+                    self._warn_if_undetermined()
+                    return
+            factor = np.divide(u, s.u, out=np.ones(s.capacity), where=s.u > 0)
+            first = factor[s.u > 0][0]
+            sets = (s.side.copy(), s.rest * first) if bool((factor[s.u > 0] == first).all()) else ()
+            s.u[:] = u
+            self._solve(balanced(s.alpha * factor, u, s.y), *sets)
 
-    def follow_bounds(self, u: Array, callback: Callable[[PathEvent], None]) -> bool:  # (capacity,)
+    def follow_bounds(self, u: Array, callback: Callable[[PathEvent], None] | None) -> bool:  # (capacity,)
         """Change the upper bounds along the path and report its events. Returns False, and changes nothing, if that fails."""
         path, before, followed = self.path, self.snapshot(), False
         old, path.callback = path.callback, callback
@@ -492,24 +491,23 @@ class PathSolver:
 
     def polish(self) -> None:
         """Compute R and every g again, and take Newton steps."""
-        if not self.samples.has_both_classes():
-            return
-        with self.snapshotted():
-            self.margin.invert_A()
-            self._recompute_rest()
-            for _ in range(FINAL_NEWTON_STEPS):
-                self._correct()
-            if not self.check_optimality().holds:
-                self._solve_from_present_sets()
+        if self.samples.has_both_classes():
+            with self.snapshotted():
+                self.margin.invert_A()
+                self._settle(FINAL_NEWTON_STEPS)
 
     def resume(self, margin: Array, b: float) -> None:  # (s,) positions
-        """Continue from saved coefficients and sets. If they do not pass the certificate, solve starting from these sets."""
-        s = self.samples
-        self.margin.set_members(margin, s.alpha[margin], b, self.rows.block(margin))
+        """Continue from saved coefficients and sets."""
+        self.margin.set_members(margin, self.samples.alpha[margin], b, self.rows.block(margin))
+        self._settle(0)
+
+    def _settle(self, steps: int) -> None:
+        """Compute every g and take Newton steps. If the result does not pass the certificate, solve from the present sets."""
         self._recompute_rest()
         self.margin.compute_g()
-        if s.has_both_classes() and not self.check_optimality().holds:
-            self._correct()
+        if self.samples.has_both_classes():
+            for _ in range(steps or not self.check_optimality().holds):
+                self._correct()
             if not self.check_optimality().holds:
                 self._solve_from_present_sets()
 
