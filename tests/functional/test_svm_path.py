@@ -138,6 +138,14 @@ def test_leave_one_out_and_folds_of_a_machine_on_a_device(monkeypatch):
     assert by_device[1] == error
 
 
+def test_b_is_the_middle_of_its_interval_if_every_margin_vector_is_at_a_bound(monkeypatch):
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
+    svm = IncrementalSVM(Linear(), C=0.3).fit(x, (torch.arange(12) // 2) % 2)
+    margin = svm.leave_one_out().margin
+    monkeypatch.setattr(device_paths, "used_for", lambda rows: True)
+    torch.testing.assert_close(svm.leave_one_out().margin, margin, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
 def test_solutions_for_several_C_are_those_of_fits(place):
     generator = torch.Generator().manual_seed(3)

@@ -43,6 +43,8 @@ DEPENDENT_SHARE = 1e-12
 """gamma_i counts as zero below this share of the squared size of its terms. Sample i then lies in the span of S."""
 SIMULTANEOUS_STEP = 1e-14
 """Events count as simultaneous if the step between them is at most this long, in units of p."""
+AT_BOUND_SHARE = 1e-13
+"""If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
 MAX_ROUNDING_UNITS = 256.0
 """How far g_i may be on the wrong side, in units of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1). One unit is the effect of
 rounding every term once. The rounding error of a sum of a thousand terms, in any order, stays within a hundred units."""
@@ -179,6 +181,13 @@ class Machines:
             delta = -(self.R @ r[:, :, None])[:, :, 0]
             self.b = self.b + delta[:, 0]
             self.alpha = torch.minimum((self.alpha + self.from_slots(delta[:, 1:])).clamp(min=0), self.u)
+        a, u = self.in_slots(self.alpha), self.in_slots(self.u)
+        empty = ~(torch.minimum(a, u - a) > AT_BOUND_SHARE * u).any(1, keepdim=True)  # no margin vector fixes b
+        leaves, up = (self.from_slots(self.used * empty.to(a.dtype)) > 0), self.alpha > 0.5 * self.u
+        self.alpha = torch.where(leaves, torch.where(up, self.u, 0.0), self.alpha)
+        self.side = torch.where(leaves, torch.where(up, -1.0, 1.0), self.side)
+        self.used = self.used & ~empty
+        self.R = torch.where(empty[:, :, None], 0.0, self.R)
         self.compute_g()
         pull, where = self.y * self.side, -self.y * self.g  # b may rise to ``where`` if pull < 0, and fall to it if > 0
         low = torch.where(pull > 0, where, -torch.inf).amax(1)

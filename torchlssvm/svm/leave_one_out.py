@@ -26,10 +26,10 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional.modes import interrupt
-from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS
+from torchlssvm.functional.svm_path import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS
 from torchlssvm.svm import device_paths
 from torchlssvm.svm.samples import NO_POSITIONS, Array
-from torchlssvm.svm.solver import AT_BOUND_SHARE, PathSolver
+from torchlssvm.svm.solver import PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that take part: the nearest sixteenth, and at least 64. At the end, all are checked."""

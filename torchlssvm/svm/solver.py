@@ -13,7 +13,7 @@ import torch
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional.modes import all_or_nothing
-from torchlssvm.functional.svm_path import EPS, MAX_ROUNDING_UNITS
+from torchlssvm.functional.svm_path import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS
 from torchlssvm.kernels import Kernel
 from torchlssvm.kernels.gram_rows import GramRows, index_of
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
@@ -31,8 +31,6 @@ MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 CLEAR_SIDE_FACTOR = 16.0
 """If g_i is on its side by this multiple of its gathered rounding, the side is certain. ``rest`` may then gather that multiple
 of MAX_REST_ROUNDING_UNITS."""
-AT_BOUND_SHARE = 1e-13
-"""If all coefficients of S are within this share of u from a bound, they count as being at the bound."""
 
 
 class OptimalityCheck(NamedTuple):
