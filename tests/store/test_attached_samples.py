@@ -165,13 +165,13 @@ def test_a_subject_is_removed_exactly_whatever_the_batch_size(data, tmp_path, si
 
 def test_fit_opens_a_store_and_a_second_fit_refuses(data, tmp_path):
     clf = attach(network(), K)
-    clf.fit(named(data), store=tmp_path / "store")
+    clf.join(tmp_path / "store").fit(named(data))
     assert len(clf.store) == N
     before = clf.head.digest()
     with pytest.raises(ValueError, match=r"holds 60 samples.*clf\.add"):
         clf.fit(named(data))
     with pytest.raises(ValueError, match="already"):
-        clf.fit(named(data), store=tmp_path / "other")
+        clf.join(tmp_path / "other")
     assert clf.head.digest() == before
     assert not (tmp_path / "other").exists()
     clf.add(named(data))  # all of them are there

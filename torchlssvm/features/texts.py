@@ -22,14 +22,13 @@ class Tokenize:
     """Turn a list of texts into the input of an encoder: ``input_ids`` and ``attention_mask``, padded to the longest text.
 
     Args:
-        tokenizer: a tokenizer of transformers, or any callable with the same arguments.
-        max_length: the number of tokens after which a text is truncated. Default: the limit of the tokenizer.
+        tokenizer: a tokenizer of transformers, or any callable with the same arguments. Texts are truncated to its limit.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None):
+    def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         limit = getattr(tokenizer, "model_max_length", None)
-        self.max_length = max_length or (limit if isinstance(limit, int) and limit < 10**6 else None)
+        self.max_length = limit if isinstance(limit, int) and limit < 10**6 else None
 
     def __call__(self, texts: Sequence[str]) -> dict[str, Any]:
         """Tokenize texts and return a dict of tensors (B, T)."""

@@ -746,7 +746,7 @@ class AttachedClassifier(nn.Module):
         labels, predictions = map(torch.cat, zip(*pairs, strict=True))
         return labels, predictions
 
-    def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
+    def fit(self, loader: Any, progress: bool = True) -> Self:
         """Learn all samples of a loader in one pass. A second ``fit`` starts from an empty head. Returns self.
 
         Without a store, an error leaves the head unchanged. With a store, each batch is saved as soon as it is learned. To
@@ -756,13 +756,10 @@ class AttachedClassifier(nn.Module):
             loader: a DataLoader, or an iterable of batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts with keys such
                 as "image" and "label". A store requires ids. ``subjects`` names the owner of each sample. Do not use random
                 augmentation.
-            store: folder of a store, as for :func:`attach`.
             progress: show a progress bar in a terminal or notebook, if tqdm is installed.
         """
         if isinstance(loader, Tensor) or is_texts(loader):
             raise ValueError("fit takes a DataLoader or batches: fit([(x, y)]); to add one batch, add(x, y)")
-        if store is not None:
-            self.join(store)
         if self.samples is not None:
             if len(self.store):
                 raise ValueError(
