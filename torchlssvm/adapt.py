@@ -68,8 +68,9 @@ def adapt(
 ) -> Adaptation:  # fmt: skip
     """Train all layers of a classifier with AdamW, a one-cycle learning rate and cross entropy.
 
-    The network cannot forget these samples. Call this function before :func:`torchlssvm.attach`, which removes the last layer
-    and freezes the rest. Batch norms keep their statistics. After an error or an interrupt, the weights are those of before.
+    The network cannot forget these samples later, so train it only on samples that may stay. Call this function before
+    :func:`torchlssvm.attach`, which removes the last layer and freezes the rest. Batch norms keep their statistics. After an
+    error or an interrupt, the weights are those of before.
 
     Args:
         model: a classifier with as many outputs as there are classes. It is trained in place.

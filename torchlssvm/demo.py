@@ -1,7 +1,7 @@
 """``torchlssvm demo``: learn, find wrong labels, correct them, erase a user, verify the erasure.
 
-The demo uses the 1,797 digits of 8x8 pixels that ship with scikit-learn. A store in a temporary folder contains the samples.
-The reported times include writing to the disk and updating the weights.
+The demo uses the 1,797 digits of 8x8 pixels that ship with scikit-learn, and keeps them in a store in a temporary folder. The
+reported times therefore include writing to the disk, and also updating the weights.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def statistics_from(
 ) -> Statistics:  # fmt: skip
     """Sum all samples of a Spark data set: ``map`` sums each partition, ``reduce`` adds the sums.
 
-    The result equals, bit for bit, that of ``Statistics.add`` on the same samples. Add it to a head with ``merge(head,
-    Delta(result))``. Raises ValueError for a null, a row of the wrong length or a value that is not a number.
+    To add the result to a head, call ``merge(head, Delta(result))``. It equals, bit for bit, the result of ``Statistics.add``
+    on the same samples. Raises ValueError for a null, a row of the wrong length or a value that is not a number.
 
     Args:
         data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.

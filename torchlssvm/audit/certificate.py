@@ -1,13 +1,13 @@
 """Certificates of erasure: an in-toto statement in a DSSE envelope.
 
 The subject of the statement is the hash of the store's journal. The predicate has the fields of :class:`Certificate`; its
-schema is ``schemas/certificate.json``. The payload is canonical JSON: sorted keys, separators "," and ":", no other white
-space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+schema is ``schemas/certificate.json``. So that equal statements have equal bytes, the payload is canonical JSON: sorted keys,
+separators "," and ":", no other white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 
 A certificate contains no plain digest of the statistics, because anyone with the digest and the remaining rows could confirm a
 guess about a sample that is erased later. Instead, it contains a commitment: HMAC-SHA-256(key of the journal's position,
-digest). The key stays in the store until the first compaction after the state has changed. An :class:`Opening` gives the key
-to a verifier who does not have the store.
+digest). The key stays in the store until the first compaction after the state has changed, so until then the certificate can
+be compared with the state. An :class:`Opening` gives the key to a verifier who does not have the store.
 
 The envelope (Dead Simple Signing Envelope, version 1) contains signatures over the type and the payload:
 

@@ -79,8 +79,8 @@ class Delta(Changes):
     for any number of classes.
 
     A delta has a random id, so that a receiver merges it only once; otherwise its samples would count twice. ``carried``
-    contains the ids of merged deltas that are part of this delta. ``uncertifiable`` is the reason why the source head cannot
-    be certified, or None. A head that merges the delta gets the same reason.
+    contains the ids of merged deltas that are part of this delta. If the source head cannot be certified, ``uncertifiable``
+    gives the reason, and a head that merges the delta gets the same reason.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2

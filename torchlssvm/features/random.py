@@ -42,8 +42,8 @@ class RandomReLU(RandomProjection):
     """Lift J features to M random features: phi(x) = relu(x W) / s.
 
     W (J, M) is standard normal, and s is a power of two near sqrt(J). The features of a sample do not depend on the batch
-    (:mod:`torchlssvm.functional.projection`). A head that learns these features class by class therefore has the same digest as
-    a head that learns all classes at once. RanPAC uses such a lift as its second stage.
+    (:mod:`torchlssvm.functional.projection`). A head that learns these features class by class therefore has the same digest
+    as a head that learns all classes at once. RanPAC, a method for continual learning, uses such a lift as its second stage.
 
     Example:
         >>> import torch

@@ -74,8 +74,8 @@ def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:
 def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tensor, tc: Tensor, N: int) -> Term:
     """Compute the term that adds rows at places where U is zero.
 
-    B: (k, M) = Q_c U, M <= N; Qc: (k, M) zero at the new places; Qcc: (k, k); slots: (k,) the new places, below N; t: (M, m)
-    the right-hand sides of the old rows; tc: (k, m) the right-hand sides of the new rows.
+    Shapes: B = Q_c U and Qc are (k, M) with M <= N, where Qc is zero at the new places; Qcc is (k, k); slots are the new
+    places (k,), below N. t (M, m) and tc (k, m) are the right-hand sides of the old and the new rows.
     """
     W, info = _inverse_factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
     Z = constant_pad_nd(W.neg() @ B, (0, N - B.shape[1]))

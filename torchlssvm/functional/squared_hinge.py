@@ -93,8 +93,8 @@ def lowest_on_segment(start: Tensor, stop: Tensor, weight: Tensor, slope: float,
     start, stop: (n,) margins; weight: (n,); slope, curvature: of half the penalty, whose derivative is slope + t curvature.
 
     With xi_i(t) = 1 - m_i(t) and d_i = stop_i - start_i, half the derivative of phi is
-    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t). This function is piecewise linear and increasing. To find its
-    zero, it is evaluated in increasing order at the values of t where a sample changes sides.
+    slope + t curvature - sum over xi_i(t) > 0 of c_i d_i xi_i(t). Since this function is piecewise linear and increasing, its
+    zero is found by evaluating it, in increasing order, at the values of t where a sample changes sides.
     """
     step = stop - start
     begins, ends = start < 1.0, stop < 1.0

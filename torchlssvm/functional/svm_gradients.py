@@ -1,9 +1,9 @@
 r"""Derivatives of the SVM's solution with respect to its kernel matrix K.
 
 The sets S (margin vectors), E (at the upper bound u) and R (alpha = 0) are those of :mod:`~torchlssvm.functional.svm_path`. For
-a small change of K, no sample changes its set, and the coefficients of E and R stay at their bounds. The bias b and the
-coefficients of S solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E], with the matrix A of equation (7) there. Implicit
-differentiation of this system gives the derivatives.
+a small change of K, no sample changes its set, and the coefficients of E and R stay at their bounds. Only the bias b and the
+coefficients of S change. They solve A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E], with the matrix A of equation (7) there.
+Implicit differentiation of this system gives the derivatives.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def from_inverse(P: Tensor) -> Tensor:
 def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
     """Compute T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
 
-    For one sample this is a division. If L > D, a (D, D) system is cheaper:
-    T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
+    For one sample this is only a division. If L > D, it is cheaper to solve a (D, D) system instead, with r = c - Delta f: T =
+    r - Delta U (I + U^T Delta U)^-1 U^T r.
     """
     L, D = U.shape[-2:]
     right = c - delta[..., None] * f

@@ -80,11 +80,11 @@ def attach(
 ) -> AttachedClassifier:
     """Replace the last linear layer of a network with a head that learns by adding samples, and freeze the rest.
 
-    ``attach`` finds the last layer of torchvision and timm classifiers and of an ``nn.Sequential``, including a nested one. A
-    Softmax, Dropout or Flatten after that layer is removed too. In other models, ``attach`` looks for an ``nn.Linear`` or a
-    pooled 1x1 convolution that is the last registered layer with parameters and has a common name (``fc``, ``classifier``,
-    ``head``...), or for the only ``nn.Linear``. If ``attach`` finds no layer, name it in ``layer``. A transformers encoder has
-    no such layer: the features are the last hidden states, averaged over the tokens of each text.
+    ``attach`` finds the last layer of torchvision and timm classifiers and of an ``nn.Sequential``, including a nested one,
+    and also removes a Softmax, Dropout or Flatten after that layer. In other models, it looks for an ``nn.Linear`` or a pooled
+    1x1 convolution that is the last registered layer with parameters and has a common name (``fc``, ``classifier``,
+    ``head``...), or for the only ``nn.Linear``. If this fails, name the layer in ``layer``. A transformers encoder has no such
+    layer, so its features are the last hidden states, averaged over the tokens of each text.
 
     **The model passed in is changed**: the layer becomes ``nn.Identity``, all parameters are frozen, and every module is put in
     eval mode. If ``attach`` raises an error, the model stays unchanged. A bare ``nn.Linear`` also stays unchanged, and the

@@ -561,8 +561,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression of one or several targets, with exact ``partial_fit`` and ``partial_unfit``.
 
     Options and data formats (the grid, sparse rows, fewer samples than features) work as in :class:`LSSVMClassifier`. Targets
-    have a separate grid, which the first targets determine. Rounding changes a target by less than 2^-20 of the largest of
-    these. A ``NumericalWarning`` says if rounding loses much of a target.
+    are rounded to a separate grid, which the first targets determine, so rounding changes a target by less than 2^-20 of the
+    largest of these. If this loses much of a target, a ``NumericalWarning`` is issued.
 
     The arguments are those of :class:`LSSVMClassifier`.
 

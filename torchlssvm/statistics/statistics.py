@@ -489,8 +489,8 @@ class Statistics:
         """Apply checked batches with their signs. Raises RemovalError if ``evidence`` asks for counts and one falls below zero.
 
         If ``evidence`` asks for a test of the sums, the caller makes this test afterwards (:meth:`check_possible`). An
-        interrupted change leaves the statistics unusable. Returns the rows in grid units, one (B, J) view per batch, or None
-        for many rows. The views are valid until the next change.
+        interrupted change leaves the statistics unusable. Returns the rows in grid units, as one (B, J) view per batch that is
+        valid until the next change, or None if there are many rows.
         """
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:

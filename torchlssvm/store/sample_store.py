@@ -106,8 +106,9 @@ class SampleStore:
     """Keep samples with ids and subjects in a folder, together with a head that always matches them.
 
     ``SampleStore(path, head=head)`` creates a store with an empty head, or opens an existing store and restores the head. When
-    you open an existing store, you may omit ``head`` unless it is a kernel machine. The store is a context manager. All changes
-    of a call are durable when the call returns. Features are stored as the head summed them.
+    you open an existing store, you may omit ``head`` unless it is a kernel machine. Use the store as a context manager, or
+    call :meth:`close`. All changes of a call are durable when the call returns. Features are stored as the head summed them,
+    so that they can be removed exactly.
 
     Args:
         path: a folder.
@@ -672,7 +673,7 @@ class SampleStore:
             log.warning("%s: the calibration could not be made again: %s", self.path, error)
 
     def refresh(self) -> float | None:
-        """Choose rho again if a rule chooses rho and samples have changed since the last choice; store and return rho.
+        """Choose rho again if it is chosen automatically and samples have changed since the last choice; store and return rho.
 
         A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. If the
         store keeps a calibration, the calibration is renewed. Commands call this method when they end, and :meth:`certificate`
@@ -1093,7 +1094,7 @@ class SampleStore:
         - removes the kept receipts, and raises StoreError if one of them has not been written to a file;
         - replaces the names in requests with commitments, and destroys the keys of commitments to earlier states;
         - deletes the notes of events that were applied and watch their subject until a run ends;
-        - chooses rho again if a rule chooses rho, because erased samples have influenced the old value;
+        - chooses rho again if it is chosen automatically, because erased samples have influenced the old value;
         - renumbers the rows, rewrites the database, empties the log and saves the statistics;
         - removes older snapshots, the ``*.until-compaction`` files of other modules, and unfinished files that a crash left.
 
@@ -1139,7 +1140,7 @@ class SampleStore:
     def backup(self, path: str | os.PathLike[str]) -> Path:
         """Copy the store at one position to a new folder, while this and other processes continue to use the store.
 
-        The copy still contains samples that you erase later, and certificates of their erasure list it as long as it exists.
+        The copy still contains samples that you erase later, so certificates of their erasure list it as long as it exists.
         Restore it only with :meth:`from_backup`, which erases these samples again.
         """
         target = check_folder(path)

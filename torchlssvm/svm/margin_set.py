@@ -15,8 +15,9 @@ H = [y_c; Q_Sc] and V = -R H,
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in the
-span of S and of earlier samples. Copies do, and so do all samples beyond J + 1 with a linear kernel. They are left out.
+Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in
+the span of S and of earlier samples; these are left out. Examples are copies, and with a linear kernel all samples beyond J +
+1.
 
 To save time, R is stored as R + V^T diag(f) V, with a row of V for each pending event, and pending events are added to R a few
 at a time. To start from a set S, A is factored, which takes a third of the time of its inverse. R of a large S is computed

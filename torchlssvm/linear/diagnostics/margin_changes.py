@@ -1,8 +1,9 @@
 """Exact leave-one-out and influence of a :class:`~torchlssvm.MarginHead`, whose active sets change with the samples.
 
-All removals of a single sample use the same inverse for each class. Each removal solves a small system made of products with
-this inverse (see :mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals that cannot be decided that
-way, are made on a copy of the head, one after the other. Standardised features keep the scale of all samples of the head.
+Removals of single samples are fast, because all of them use the same inverse for each class, and each only solves a small
+system made of products with this inverse (see :mod:`torchlssvm.functional.moving_active_set`). All other changes, and removals
+that cannot be decided that way, are made on a copy of the head, one after the other. Standardised features keep the scale of
+all samples of the head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rule "gcv": rho chosen from the statistics alone, out of candidates that do not depend on the build or thread count.
 
 Candidates are powers of two in a window around the mean eigenvalue, so that a rounding error in the eigenvalue can only move
-the ends of the window. Errors that differ by rounding count as equal. Among equal errors, the largest rho is chosen.
+the ends of the window. For the same reason, errors that differ only by rounding count as equal, and among equal errors the
+largest rho is chosen.
 """
 
 from __future__ import annotations
