@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
 from torchlssvm import LSSVMHead, NotFittedError
 from torchlssvm.lightning import Indexed, OnlineProbe, PredictionFile
+from torchlssvm.store import SampleStore
 
 
 class Classifier(LightningModule):
@@ -130,6 +131,21 @@ def test_testing_an_empty_head_fails_with_a_reason(tmp_path):
     data = DataLoader(TensorDataset(x, y), batch_size=16)
     with pytest.raises(NotFittedError, match="nothing to test"):
         quiet(tmp_path).test(module(), data, verbose=False)
+
+
+def test_classes_have_names(tmp_path):
+    x, y = samples()
+    names = ["ant", "bee", "cow"]
+    m = module(classes=names, store=str(tmp_path / "store"))
+    trainer = quiet(tmp_path, callbacks=[PredictionFile(tmp_path / "p.csv")])
+    trainer.fit(m, loader())
+    trainer.predict(m, DataLoader(TensorDataset(x, y), batch_size=67))
+    with open(tmp_path / "p.csv", newline="") as file:
+        assert [row["predicted"] for row in csv.DictReader(file)] == [names[k] for k in m.head.predict(x)]
+    with SampleStore(tmp_path / "store") as store:
+        assert store.classes == names
+    with pytest.raises(ValueError, match="'ant'"):
+        quiet(tmp_path).fit(module(classes=names[::-1], store=str(tmp_path / "store")), loader())
 
 
 @pytest.mark.parametrize("ids", [False, True])

@@ -66,8 +66,8 @@ class Learner:
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, backbone: nn.Module, **options: Any) -> None:
-        """Open or create the store on the first rank, for the features of this network.
+    def open(self, path: str, backbone: nn.Module, classes: list[str] | None = None, **options: Any) -> None:
+        """Open or create the store on the first rank, for the features of this network and the names of the classes.
 
         ``options``: of :class:`~torchlssvm.store.SampleStore`.
         """
@@ -80,6 +80,12 @@ class Learner:
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             if store.note(NETWORK_NOTE) is None:
                 store.set_note(NETWORK_NOTE, describe_network(backbone))
+            if classes is not None and not store.classes:
+                store.name_classes(classes)
+            elif classes is not None and store.classes[: len(classes)] != classes:  # some may have been added since
+                known = store.classes
+                store.close()
+                raise ValueError(f"the classes of the store at {path} are {known}, not {classes}")
             self._connect(store)
 
         ranks.on_first(work)

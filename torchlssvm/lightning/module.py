@@ -70,6 +70,7 @@ class LSSVMModule(LightningModule):
         backbone: the name of a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``), ``"identity"`` if
             the data are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
         num_classes: K, the number of classes, or the number of labels or values per sample.
+        classes: names of the classes, in label order, for the store and for :class:`~torchlssvm.lightning.PredictionFile`.
         targets: ``"classes"``, ``"multilabel"`` (batches with y (B, K) of 0 and 1) or ``"regression"`` (y (B, K) or (B,)), as
             for :class:`~torchlssvm.LSSVMHead`.
         weights: the weights of a backbone that is given by name: a member of torchvision's enum (``"DEFAULT"``),
@@ -121,6 +122,7 @@ class LSSVMModule(LightningModule):
         backbone: str | nn.Module,
         num_classes: int,
         *,
+        classes: list[str] | None = None,
         targets: str = "classes",
         weights: str | None = None,
         in_features: int | None = None,
@@ -154,7 +156,7 @@ class LSSVMModule(LightningModule):
             elif rho is not None or head != "margin":
                 options["rho"] = rho or "gcv"
         options |= {"layers": layers, "pool": pool, "max_features": max_features, "views": views or ()}
-        options |= {"in_features": in_features, "feature_map": feature_map}
+        options |= {"in_features": in_features, "feature_map": feature_map, "classes": classes}
         self.classifier = classifier(backbone, num_classes, weights, head, options)
         self.ddp = Anchor()
         # DDP must not copy buffers between ranks. Gradients change nothing here, and the ranks add up what they learn.
@@ -364,7 +366,7 @@ class LSSVMModule(LightningModule):
         if self.hparams["store"] is not None and not trial:
             options = {name: self.hparams[name] for name in ("suppression_list", "erased")}
             options["suppression_key"] = self._suppression_key
-            self.learner.open(self.hparams["store"], self.classifier.backbone, **options)
+            self.learner.open(self.hparams["store"], self.classifier.backbone, self.classifier.classes, **options)
             if self._trainer is not None and self.store is not None:
                 register_with(self.trainer, self.store)
 

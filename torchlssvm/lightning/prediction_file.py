@@ -19,10 +19,11 @@ from torchlssvm.linear.linear_head import targets_of
 class PredictionFile(Callback):
     """Write the predictions of ``trainer.predict`` to a CSV file, with one line per sample in the order of the data.
 
-    The columns are the id of the sample (its number if batches have no ids), the predicted class, and a score for each class.
-    With ``targets="multilabel"``, the second column contains all predicted labels, separated by spaces. With
-    ``targets="regression"``, it is empty, and the scores are the predicted numbers. With several ranks, the first rank writes
-    the file for all of them, and samples that a distributed sampler repeats are written once.
+    The columns are the id of the sample (its number if batches have no ids), the predicted class (its name, if the module was
+    made with ``classes``), and a score for each class. With ``targets="multilabel"``, the second column contains all predicted
+    labels, separated by spaces, or their names, separated by semicolons. With ``targets="regression"``, it is empty, and the
+    scores are the predicted numbers. With several ranks, the first rank writes the file. Samples that a distributed sampler
+    repeats are written once.
 
     Args:
         path: the file to write. An existing file is replaced when all predictions have been computed.
@@ -62,6 +63,7 @@ class PredictionFile(Callback):
         rows = sorted(row for part in ranks.gather(self._rows) for row in part)
         self._rows = []
         targets = targets_of(getattr(pl_module, "head", None))
+        names = getattr(getattr(pl_module, "classifier", None), "classes", None)
 
         def write() -> None:
             refuse_in_store(self.path)
@@ -69,11 +71,12 @@ class PredictionFile(Callback):
             with replacement(self.path) as new, new.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)
                 classes = len(rows[0][3]) if rows else 0
+                known = [*(names or ()), *map(str, range(len(names or ()), classes))]
                 table.writerow(["sample", "predicted", *(f"score_{k}" for k in range(classes))])
                 for _, number, name, scores in rows:
-                    best = str(max(range(classes), key=scores.__getitem__)) if targets == "classes" else ""
+                    best = known[max(range(classes), key=scores.__getitem__)] if targets == "classes" else ""
                     if targets == "multilabel":
-                        best = " ".join(str(k) for k, score in enumerate(scores) if score > 0)
+                        best = (";" if names else " ").join(known[k] for k, score in enumerate(scores) if score > 0)
                     table.writerow([number if name is None else name, best, *(repr(s) for s in scores)])
 
         ranks.on_first(write)
