@@ -298,7 +298,13 @@ def test_a_system_beyond_float64_is_a_named_error() -> None:
 @pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
 @pytest.mark.parametrize(
     ("rho", "size", "weight"),
-    [(1e-6, 1e6, None), (1e-12, 1.0, None), (5e-4, 1e4, [1000.0, 0.001, 1.0]), (1e-12, 1e6, "balanced")],
+    [
+        (1e-6, 1e6, None),
+        (1.0, 3e7, None),
+        (1e-12, 1.0, None),
+        (5e-4, 1e4, [1000.0, 0.001, 1.0]),
+        (1e-12, 1e6, "balanced"),
+    ],
 )
 def test_weights_where_sums_lose_the_ridge_are_those_in_fractions(rho, size, weight, intercept):
     generator = torch.Generator().manual_seed(1)

@@ -76,23 +76,6 @@ def test_a_pipeline_of_scikit_learn(kind):
     assert head.drift() == 0
 
 
-def test_a_scaler_in_front_keeps_the_sample_and_ours_does_not():
-    """Erase an outlier: behind a scaler that saw it the weights differ from those of a model that never did."""
-    outlier = X[:1] + 500.0
-    x, y = torch.cat([outlier, X]), torch.cat([Y[:1], Y])
-    never = LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(X, Y)
-    ours = LSSVMHead(J, K, grid=GRID, scale="std", rho=1.0).add(x, y).remove(outlier, y[:1])
-    assert ours.digest() == never.digest()
-    assert torch.equal(ours.w, never.w)
-    assert torch.equal(ours.b, never.b)
-    mean, deviation = x.mean(0), x.std(0, correction=0)  # a StandardScaler fitted before the erasure
-    scaled = FixedPoint(64.0, bits=26)
-    behind = (
-        LSSVMHead(J, K, grid=scaled, rho=1.0).add((x - mean) / deviation, y).remove((outlier - mean) / deviation, y[:1])
-    )
-    assert float((behind((X - mean) / deviation) - never(X)).abs().max()) > 0.01
-
-
 def test_pairs_share_one_scale():
     head = LSSVMHead(J, K, rho=0.5, grid=GRID, scale="std", multiclass="ovo").add(X, Y).remove(X[GONE], Y[GONE])
     snapped = GRID.snap(X)
