@@ -190,20 +190,25 @@ def test_what_cannot_be_frozen_is_said() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pt2", "onnx", "safetensors"])
-@pytest.mark.parametrize("frozen_first", [False, True], ids=["classifier", "frozen"])
-def test_files_of_a_classifier_are_named_in_certificates_of_later_erasures(
-    tmp_path: Path, kind: str, frozen_first: bool
+@pytest.mark.parametrize("frozen_first", [False, True], ids=["direct", "frozen"])
+@pytest.mark.parametrize("part", ["classifier", "head"])
+def test_files_of_a_classifier_or_its_head_are_named_in_certificates_of_later_erasures(
+    tmp_path: Path, kind: str, part: str, frozen_first: bool
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
     clf = attach(network, 2, store=tmp_path / "store")
     x = torch.randn(20, 1, 3, 3)
     clf.add(x, torch.arange(20) % 2, ids=range(20), subjects=[f"u{i % 4}" for i in range(20)])
-    model, path = freeze(clf) if frozen_first else clf, tmp_path / f"m.{kind}"
+    model, path = (clf if part == "classifier" else clf.head), tmp_path / f"m.{kind}"
+    if frozen_first:
+        model = freeze(model)
     first = clf.remove(subject="u0")
     if kind == "safetensors":
         save_safetensors(model, path)
     else:
-        (export_onnx if kind == "onnx" else export_program)(model, x[:2], path)
+        (export_onnx if kind == "onnx" else export_program)(
+            model, x[:2] if part == "classifier" else clf.features(x[:2]), path
+        )
     assert clf.store.certificates.checkpoints() == {str(path): first.position - frozen_first}
     later = clf.remove(subject="u1")
     assert str(path) in clf.store.certificate(later.event_id).scope["checkpoints"]

@@ -60,7 +60,7 @@ __all__ = [
 FROZEN_FORMAT = "torchlssvm-frozen-1"
 
 _ORIGINS: WeakKeyDictionary[nn.Module, tuple[Any, int | None]] = WeakKeyDictionary()
-"""The store of each frozen classifier that has one, and the journal position of its head."""
+"""The store of each frozen classifier or head that has one, and the journal position of its head."""
 
 
 class NormalizedLinear(nn.Linear):
@@ -159,10 +159,15 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     if isinstance(head, LinearHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
+        store: Any = head._keeper
+        position = None if store is None else store.head_position  # before the head is read
         with head._lock:  # of one state, whatever other threads do
             weight, bias = head.weight, head.bias
         linear = _linear(weight, bias, dtype, head.normalize)
-        return (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()
+        out = (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()
+        if store is not None:
+            _ORIGINS[out] = (store, position)
+        return out
     scores = _scores(head, dtype)
     return (PairVotes(scores, head.num_classes) if isinstance(head, OneVsOne) else scores).eval()
 
@@ -259,8 +264,8 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str]) ->
 
 
 def _register(frozen: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Tell the store of a frozen classifier about a file of it, so that certificates of later erasures list the file."""
-    store, position = _ORIGINS.get(frozen, (None, None))
+    """Tell the store of a frozen classifier or a head about its file, so that certificates of later erasures list the file."""
+    store, position = _ORIGINS.get(frozen, (getattr(frozen, "_keeper", None), None))
     if store is not None and not store.readonly:
         store.register_checkpoint(path, position)
 

@@ -85,7 +85,8 @@ def save_pretrained(
     if class_names is None and isinstance(model, AttachedClassifier) and len(model.classes or ()) == head.num_classes:
         class_names = model.classes
     names = None if class_names is None else check_names(class_names, head.num_classes)
-    store = store if store is not None or not isinstance(model, AttachedClassifier) else model.store
+    if store is None:
+        store = model.store if isinstance(model, AttachedClassifier) else head._keeper  # type: ignore[assignment]
     followed = store is not None and store.head is head  # what other processes have erased is erased here too
     with head._lock:  # weights, sums and number of erasures of one state
         position = store.head_position if store is not None and followed else None

@@ -89,12 +89,13 @@ def test_scores_of_groups_are_those_of_a_head_without_the_group(tmp_path: Path, 
         assert report.labels.scores.equal(scores.cpu())
 
 
-def test_rows_of_one_subject_that_are_alike_are_noticed(tmp_path: Path, store: SampleStore) -> None:
+@pytest.mark.parametrize("order", [range(2 * N), [*range(0, 2 * N, 2), *range(1, 2 * N, 2)]], ids=["pairs", "apart"])
+def test_rows_of_one_subject_that_are_alike_are_noticed(tmp_path: Path, store: SampleStore, order: Any) -> None:
     store.leave_one_out()  # rows of users that differ: no warning
     with SampleStore(tmp_path / "views", head=new_head()) as views:
         x = X.repeat_interleave(2, 0) + 0.01 * torch.randn(2 * N, J)
         views.apply(Add(range(1000, 2500), torch.randn(1500, J), torch.arange(1500) % 3))  # they have no subject
-        views.apply(Add(range(2 * N), x, Y.repeat_interleave(2), [f"picture-{i // 2}" for i in range(2 * N)]))
+        views.apply(Add(order, x[[*order]], Y.repeat_interleave(2)[[*order]], [f"picture-{i // 2}" for i in order]))
         with pytest.warns(UserWarning, match="groups='subject'"):
             views.leave_one_out()
 

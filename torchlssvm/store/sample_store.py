@@ -185,7 +185,7 @@ class SampleStore:
             if lost is not None and not readonly:
                 log.warning("%s Accepted: the journal notes it.", lost)
                 self._journalize(f"rollback-{new_event_id()}", "rollback", [], lambda: None)
-            self._keep_head(self.live)
+            self._keep_head(self)
             self.returned: list[str] = []
             """Ids of samples that are held although they were erased on request, as found when the store was opened."""
             if suppression_list is not None:
@@ -323,7 +323,7 @@ class SampleStore:
                 self._keep_head(None)
                 self._db.close()
 
-    def _keep_head(self, keeper: LiveHead | None) -> None:
+    def _keep_head(self, keeper: SampleStore | None) -> None:
         """Make the head check before each use that it is up to date, until the store is closed."""
         if isinstance(self.live.adapter, LinearAdapter):
             self.live.adapter.head._keeper = keeper
@@ -348,6 +348,10 @@ class SampleStore:
         """
         with self.view():
             return self.live.follow().head
+
+    def catch_up(self) -> None:
+        """Bring the head up to date before it is used. The head itself calls this method."""
+        self.live.catch_up()
 
     @property
     def head_position(self) -> int:
@@ -556,11 +560,12 @@ class SampleStore:
     def _warn_if_alike(self) -> None:
         """Warn if rows of one subject are less than half as far apart as rows of different subjects with the same label.
 
-        Neighbouring rows are compared at 1,024 positions, chosen at random among the rows that have a subject.
+        Neighbouring rows, in the order of their subjects, are compared at 1,024 positions that are chosen at random.
         """
         named = [row for batch in self.table.names() for row in zip(*batch, strict=True) if row[1] is not None]
         if len(named) < 20:
             return
+        named.sort(key=lambda row: str(row[1]))
         places = random.Random(0).sample(range(len(named) - 1), min(1024, len(named) - 1))
         here, beside = (self.get([named[k + step][0] for k in places]) for step in (0, 1))
         if here.y.ndim != 1:
