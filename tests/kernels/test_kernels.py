@@ -218,3 +218,9 @@ def test_a_row_far_from_all_others_costs_the_others_no_digits(far):
     others = [i for i in range(40) if i != 7]
     assert float((RBF(sigma=1.0)(x[others], x) - truth[others]).abs().max()) < 1e-13
     assert float((RBF(sigma=1.0)(x, x)[others] - truth[others]).abs().max()) < 1e-13
+
+
+def test_rows_that_are_equally_far_from_their_mean():
+    """The mean of their distances may be rounded below all of them."""
+    x = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(RBF(gamma=1.0)(x, x), torch.exp(-torch.cdist(x, x).square()), rtol=0, atol=1e-15)
