@@ -69,6 +69,21 @@ def test_removals_through_a_store_are_certified(tmp_path: Path) -> None:
         quiet(tmp_path, callbacks=[DataCorrection([], certificates=tmp_path)]).fit(module(), loader())
 
 
+def test_two_stores_certify_into_one_folder(tmp_path: Path) -> None:
+    """The same event id, and a file of somebody else under the name."""
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    (folder / "request-a.json").write_text("mine")
+    for name in ("a", "b"):
+        correction = DataCorrection([Remove(ids=["1"], event_id="request-a")], certificates=folder)
+        quiet(tmp_path, callbacks=[correction]).fit(module(store=str(tmp_path / name)), loader())
+    assert (folder / "request-a.json").read_text() == "mine"
+    for name, file in (("a", "request-a-2.json"), ("b", "request-a-3.json")):
+        with SampleStore(tmp_path / name) as store:
+            assert verify(Certificate.load(folder / file), store=store, allow_unsigned=True)
+            assert store.note("uncertified") is None
+
+
 def test_a_removal_that_was_applied_without_a_certificate_gets_one_when_it_comes_again(tmp_path: Path) -> None:
     events = [Remove(ids=["1"], event_id="a"), Remove(ids=["2"], event_id="b")]
     quiet(tmp_path, callbacks=[DataCorrection(events[:1])]).fit(module(store=str(tmp_path / "store")), loader())

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
 from torchlssvm import LSSVMHead, NotFittedError
@@ -148,14 +148,22 @@ def test_classes_have_names(tmp_path):
         quiet(tmp_path).fit(module(classes=names[::-1], store=str(tmp_path / "store")), loader())
 
 
+class UnevenBatches(Sampler):
+    """Batches of 5, 10 and so on, without an attribute that names their size."""
+
+    def __iter__(self):
+        return iter([list(range(5)), list(range(5, 15)), list(range(15, 67))])
+
+
+@pytest.mark.parametrize("batches", [{"batch_size": 16}, {"batch_sampler": UnevenBatches()}])
 @pytest.mark.parametrize("ids", [False, True])
-def test_predictions_are_written(tmp_path, ids):
+def test_predictions_are_written(tmp_path, ids, batches):
     x, y = samples()
     m = module()
     quiet(tmp_path).fit(m, loader())
     data = TensorDataset(x, y)
     trainer = quiet(tmp_path, callbacks=[PredictionFile(tmp_path / "out" / "p.csv")])
-    trainer.predict(m, DataLoader(Indexed(data, "s") if ids else data, batch_size=16), return_predictions=False)
+    trainer.predict(m, DataLoader(Indexed(data, "s") if ids else data, **batches), return_predictions=False)
     with open(tmp_path / "out" / "p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["sample"] for row in rows] == [f"s{i}" if ids else str(i) for i in range(len(x))]

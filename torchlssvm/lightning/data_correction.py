@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -311,15 +311,16 @@ class DataCorrection(Callback):
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
             name = file_name(removed)
-            path = self.certificates / f"{name}.json"
-            recorded = {store.recorded_id(e) for e in removed}
+            recorded, known = {store.recorded_id(e) for e in removed}, {e.event_id for e in store.history()}
             waiting = [e for e in store.receipts.unwritten() if e in recorded]
             if waiting:  # first, so that no certificate is without a receipt
-                numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-                paths = (self.certificates / f"{name}{n}.receipt.json" for n in numbers)
+                paths = numbered(self.certificates, name, ".receipt.json")
                 store.write_receipt(waiting, next(path for path in paths if not path.exists()))
-            events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same events is written again
-            store.certificate(list(events), key=self.key).save(path)
+            for path in numbered(self.certificates, name, ".json"):
+                before = certified_events(path)
+                if not path.exists() or (before and known.issuperset(before)):
+                    break  # a certificate of the same events is written again, but not one of another store
+            store.certificate(list(dict.fromkeys([*before, *removed])), key=self.key).save(path)
             store.set_note(UNCERTIFIED_NOTE, None)
 
     def _note_repeated(self, store: SampleStore, outcomes: list[EventOutcome]) -> None:
@@ -366,6 +367,11 @@ def file_name(events: Sequence[str]) -> str:
     """The name of the files of some events: the id of the first, and how many more there are."""
     more = f"-and-{len(events) - 1}-more" if len(events) > 1 else ""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", events[0])[:80] + more
+
+
+def numbered(folder: Path, name: str, ending: str) -> Iterator[Path]:
+    """Yield the files of this name, name-2, name-3 and so on."""
+    return (folder / f"{name}{n}{ending}" for n in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
 
 
 def certified_events(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ class PredictionFile(Callback):
         check_names(batch_names)
         self.path, self.names = Path(path), batch_names
         self._rows: list[tuple[int, int, str | None, list[float]]] = []
+        self._seen: Counter[int] = Counter()  # samples of this rank so far, by loader
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start with an empty table."""
-        self._rows = []
+        self._rows, self._seen = [], Counter()
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -49,7 +51,8 @@ class PredictionFile(Callback):
         if not isinstance(outputs, Tensor) or outputs.ndim != 2:
             raise ValueError("PredictionFile writes scores (B, K): predict_step must return them")
         loader = ranks.loader_at(trainer.predict_dataloaders, dataloader_idx)
-        keep, start = ranks.without_padding(loader, batch_idx, len(outputs)), ranks.first_sample(loader, batch_idx)
+        keep, start = ranks.without_padding(loader, batch_idx, len(outputs)), self._seen[dataloader_idx]
+        self._seen[dataloader_idx] += len(outputs)
         ids = parts_of(batch, self.names)[2]
         ids = ids.tolist() if isinstance(ids, Tensor) else ids
         for k, scores in enumerate(outputs[:keep].detach().cpu().tolist()):

@@ -116,12 +116,6 @@ def loader_at(loaders: Any, index: int) -> Any:
     return found[index] if isinstance(found, list | tuple) else found
 
 
-def first_sample(loader: Any, batch_idx: int) -> int:
-    """Return the index of a batch's first sample among the samples of this rank."""
-    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or getattr(loader, "batch_size", None)
-    return batch_idx * (size or 1)
-
-
 def without_padding(loader: Any, batch_idx: int, size: int) -> int:
     """Count the real samples of a batch with ``size`` samples.
 
@@ -135,5 +129,7 @@ def without_padding(loader: Any, batch_idx: int, size: int) -> int:
     if sampler is None or sampler.drop_last:
         return size
     real = math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)  # type: ignore[arg-type]
-    left = real - first_sample(loader, batch_idx)
-    return size if batches is None and left > 0 else max(0, min(size, left))  # without batches, an item is a batch
+    if batches is None:  # an item is a batch
+        return size if batch_idx < real else 0
+    each = getattr(batches, "batch_size", None)
+    return size if each is None else max(0, min(size, real - batch_idx * each))
