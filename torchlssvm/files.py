@@ -38,11 +38,16 @@ def sync_folder(path: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a file that only its owner can read, and put it on the disk."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Append to a file that only its owner can read, and put it on the disk. After an error the file is as it was."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file:
+        size, data = file.tell(), text.encode()
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(size)
+            raise
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tests.support.faults import replaced
 from tests.support.store_file import relearned
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import StoreDiskError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.store import SampleStore
@@ -114,6 +115,21 @@ def test_a_corrector_blames_no_event_for_the_disk(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         corrector.apply([Remove(subject="s1")])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_ids_that_cannot_be_noted_on_a_full_disk_are_noted_later(tmp_path: Path, first: bool) -> None:
+    store = SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0)))
+    seen = SeenSamples(store)
+    if not first:
+        seen.record(["early"])
+    with files_up_to(200), pytest.raises(StoreDiskError, match="offered"):
+        seen.record(map(str, range(100)))
+    assert "7" not in seen
+    seen.record(["late"])
+    again = SeenSamples(store)
+    assert ("early" in again, "7" in again, "late" in again) == (not first, False, True)
+    store.close()
 
 
 def test_closing_on_a_full_disk_says_so_and_loses_nothing_else(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torchlssvm.errors import StoreError
+from torchlssvm.errors import StoreDiskError, StoreError
 from torchlssvm.events import check_text
 from torchlssvm.files import append, replacement
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -73,13 +73,16 @@ class SeenSamples:
         new.
         """
         hashes = dict.fromkeys(h for h in map(self._hash, ids) if h not in self.hashes)
-        self.hashes.update(hashes)
         if self.store is not None and hashes:
             path = self.store.path / SEEN_FILE
-            head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
+            head = "" if path.exists() and path.stat().st_size else json.dumps({"key": self.key.hex()}) + "\n"
             name = None if event_id is None else self.store.recorded_id(event_id)
             line = json.dumps({"event_id": name, "ids": [h.hex() for h in hashes]})
-            append(path, head + line + "\n")
+            try:
+                append(path, head + line + "\n")
+            except OSError as error:
+                raise StoreDiskError(f"{path}: {error}. Nothing was changed.") from error
+        self.hashes.update(hashes)
 
     def _read(self, store: SampleStore) -> None:
         """Read the file. An incomplete last line, and lines whose event was never applied, are discarded."""
