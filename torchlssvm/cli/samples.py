@@ -239,6 +239,7 @@ def classify(options: argparse.Namespace) -> int:
     import torch
 
     from torchlssvm.audit.documents import write_private
+    from torchlssvm.linear.linear_head import predictions
 
     size = batch_size(options)
     if options.out is not None:
@@ -260,7 +261,7 @@ def classify(options: argparse.Namespace) -> int:
                 bad = (~scores.isfinite().all(1)).nonzero()[:, 0].tolist()
                 if bad:
                     raise ValueError(f"{samples.path}: the features of {ids[bad[0]]!r} are not finite numbers")
-                found = head.answers(scores)
+                found = predictions(head, scores)
                 right += 0 if y is None else int((found == y).sum())
                 for sample, answer, row in zip(ids, found.tolist(), scores.tolist(), strict=True):
                     rows.append({"id": sample} | answer_columns(head.targets, answer, row, names))

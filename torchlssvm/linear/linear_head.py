@@ -247,23 +247,7 @@ class LinearHead(nn.Module):
                 -1 and +1. Use :func:`~torchlssvm.functional.several_targets.f1_thresholds` to choose thresholds from
                 leave-one-out scores. The head does not keep thresholds, so choose them again after removals.
         """
-        return self.answers(checks.finite_scores(self(x)), thresholds)
-
-    def answers(self, scores: Tensor, thresholds: Any = None) -> Tensor:
-        """Return what ``predict`` returns for inputs with these scores (B, K)."""
-        if self.targets == "multilabel":
-            return scores > checks.thresholds(thresholds, self.num_classes, scores.device)
-        if thresholds is not None:
-            raise ValueError(f'thresholds are for targets="multilabel", this head has targets={self.targets!r}')
-        if self.targets == "regression":
-            return scores[:, 0] if self.num_classes == 1 else scores
-        if self.statistics.kind == "values":
-            raise ValueError(
-                'this head holds float targets (B, K), which name no class: build it with targets="multilabel" for several '
-                'labels for each sample, or targets="regression" for numbers. If your targets are a coding of classes, use '
-                "head(x).argmax(1)"
-            )
-        return scores.argmax(1)
+        return predictions(self, checks.finite_scores(self(x)), thresholds)
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Return probabilities (B, K), calibrated by the last call of :meth:`calibrate`.
@@ -888,6 +872,23 @@ def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor
 def targets_of(head: Any) -> str:
     """What a head predicts: "multilabel" or "regression" if it is a linear head with this option, otherwise "classes"."""
     return head.targets if isinstance(head, LinearHead) else "classes"
+
+
+def predictions(head: LinearHead, scores: Tensor, thresholds: Any = None) -> Tensor:
+    """Return what ``predict`` returns for inputs with these scores (B, K)."""
+    if head.targets == "multilabel":
+        return scores > checks.thresholds(thresholds, head.num_classes, scores.device)
+    if thresholds is not None:
+        raise ValueError(f'thresholds are for targets="multilabel", this head has targets={head.targets!r}')
+    if head.targets == "regression":
+        return scores[:, 0] if head.num_classes == 1 else scores
+    if head.statistics.kind == "values":
+        raise ValueError(
+            'this head holds float targets (B, K), which name no class: build it with targets="multilabel" for several '
+            'labels for each sample, or targets="regression" for numbers. If your targets are a coding of classes, use '
+            "head(x).argmax(1)"
+        )
+    return scores.argmax(1)
 
 
 def refuse_for_targets(targets: str, weight: Any = None, multiclass: str = "ovr", rule: str = "least_squares") -> None:
