@@ -203,7 +203,7 @@ def differences_are_one_error_everywhere(rank, world):
 
 
 def removed_twice(rank, world):
-    """Two ranks remove one sample: found on all ranks by its fingerprint or its id; and can be put right."""
+    """Two ranks remove one sample: found on all ranks by its row hash or its id; and can be put right."""
     out = {}
     lonely = torch.zeros(1, J)
     lonely[0, 0] = 3.0
@@ -233,7 +233,7 @@ def removed_twice(rank, world):
     few = 4.0 + torch.eye(J)[:4]  # independent, and no diagonal comes near zero
     twice("definite", start(few, Y[:1].expand(4), per_class=True), few[:1], Y[:1])
     twice("ids", start(X, Y, ids(range(240))), X[:1], Y[:1], ids([0]))
-    twice("many, without ids", start(X, Y), X[:1], Y[:1])  # fingerprints prove it
+    twice("many, without ids", start(X, Y), X[:1], Y[:1])  # row hashes prove it
     return out
 
 
@@ -577,7 +577,7 @@ EXPECTED = {
     random_sequences: lambda r: alike(r) == [],
     differences_are_one_error_everywhere: every_difference_is_named,
     removed_twice: every_double_removal_is_found,
-    # last: a pickle keeps no fingerprint of a row that was removed
+    # last: a pickle keeps no hash of a row that was removed
     copies_of_several_ranks: lambda r: (
         alike([(*one[:3], *one[4:]) for one in r]) == (True, "RemovalError", "RemovalError", True, True, True)
     ),

@@ -80,7 +80,7 @@ def test_weights_add_up() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"per_class": True}, {"folds": 3}], ids=str)
 def test_rows_added_in_bulk_are_known_whatever_they_are_summed_by(options: dict[str, Any]) -> None:
-    """Fingerprints are formed chunk by chunk and class by class, on the way into the sums."""
+    """Row hashes are formed chunk by chunk and class by class, on the way into the sums."""
     x, y = samples(2500)
     weight = torch.arange(2500) % 3 + 1
     ids = {"ids": range(2500)} if "folds" in options else {}

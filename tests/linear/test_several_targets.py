@@ -146,7 +146,7 @@ def test_removed_is_never_added(targets: str) -> None:
 
 @pytest.mark.parametrize("grid", [8.0, None])
 @pytest.mark.parametrize("targets", MODES)
-def test_removals_that_no_targets_allow_are_refused_without_fingerprints(targets: str, grid: float | None) -> None:
+def test_removals_that_no_targets_allow_are_refused_without_row_hashes(targets: str, grid: float | None) -> None:
     given = {"target_grid": 16.0} if targets == "regression" else {}
     rare = LABELS & (torch.arange(N) < 1)[:, None]  # at most one sample has each label
     y = NUMBERS.clamp(-5, 5) if targets == "regression" else rare

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
+from torchlssvm.functional.sample_identity import HASH_BYTES, row_keys
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.transaction import EventResult, NetChange
 
@@ -166,7 +166,7 @@ class HeadSamples:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`. The head itself must be loaded separately."""
         packed = b"" if state["hashes"] is None else tensor_to_bytes(state["hashes"])
-        parts = (packed[k : k + FINGERPRINT_BYTES] for k in range(0, len(packed), FINGERPRINT_BYTES))
+        parts = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
         self.applied = dict.fromkeys(state["applied"])
         self.hashes = dict(zip(state["ids"], parts, strict=True))
         self.complete = state["complete"]

@@ -21,7 +21,7 @@ from torchlssvm.errors import StoreDiskError, StoreError
 from torchlssvm.events import check_text
 from torchlssvm.files import append, replacement
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, id_hash
+from torchlssvm.functional.sample_identity import HASH_BYTES, id_hash
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 
 __all__ = ["SeenSamples", "begin_run", "may_have_forgotten", "resume_run"]
@@ -49,7 +49,7 @@ class SeenSamples:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self.hashes: set[bytes] = set()
-        self.key = secrets.token_bytes(FINGERPRINT_BYTES)  # one key per run, so that hashes do not link two runs
+        self.key = secrets.token_bytes(HASH_BYTES)  # one key per run, so that hashes do not link two runs
         if store is not None:
             self._read(store)
 
@@ -114,7 +114,7 @@ class SeenSamples:
         if self.store is None:
             packed = tensor_to_bytes(state["hashes"]) if state else b""
             self.key = tensor_to_bytes(state["key"]) if state else self.key
-            self.hashes = {packed[i : i + FINGERPRINT_BYTES] for i in range(0, len(packed), FINGERPRINT_BYTES)}
+            self.hashes = {packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)}
 
 
 def begin_run(store: SampleStore | None) -> str:

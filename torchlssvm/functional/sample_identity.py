@@ -34,7 +34,7 @@ from torchlssvm.functional.gram import exact_products
 KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
 
-FINGERPRINT_BYTES = 16
+HASH_BYTES = 16
 """Bytes of a row hash. With 128 bits, two of 2^30 rows share a row hash with a probability below 2^-67."""
 
 
@@ -54,7 +54,7 @@ def shared_key() -> bytes:
     if _group_key is None or _group_key[0]() is not world:
         try:
             store = dist.distributed_c10d._get_default_store()
-            found = store.compare_set("torchlssvm/fingerprint_key", "", _process_key.hex())
+            found = store.compare_set("torchlssvm/row_key", "", _process_key.hex())
         except RuntimeError:  # the store's process has ended: recognise rows within this process only
             return _process_key
         _group_key = weakref.ref(world), bytes.fromhex(found.decode())
@@ -68,7 +68,7 @@ def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
 
 def id_hash(sample_id: Any, key: bytes) -> bytes:
     """BLAKE2b-128 of an id under a key."""
-    return hashlib.blake2b(str(sample_id).encode(), digest_size=FINGERPRINT_BYTES, key=key).digest()
+    return hashlib.blake2b(str(sample_id).encode(), digest_size=HASH_BYTES, key=key).digest()
 
 
 @lru_cache(maxsize=16)
@@ -102,7 +102,7 @@ def row_keys(rows: Iterable[Any], labels: NDArray[Any], key: bytes = b"") -> lis
 
     rows: the bytes of each row, or contiguous arrays; labels: (B,) or (B, K), contiguous.
     """
-    start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
+    start = hashlib.blake2b(key=key, digest_size=HASH_BYTES).copy
     out = []
     for row, label in zip(rows, labels if labels.ndim > 1 else labels[:, None], strict=True):
         one = start()
@@ -117,7 +117,7 @@ def row_names(words: NDArray[np.int64], groups: NDArray[np.int64], key: bytes) -
 
     words: (B, 2); groups: (B, 2), the fold and label of each row.
     """
-    start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
+    start = hashlib.blake2b(key=key, digest_size=HASH_BYTES).copy
     out = []
     for row in np.hstack([words, groups]).astype("<i8", copy=False).view("V32").ravel().tolist():
         one = start()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.errors import GridError, RemovalError
-from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, row_keys
+from torchlssvm.functional.sample_identity import HASH_BYTES, row_keys
 from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
 from torchlssvm.wording import counted
@@ -46,7 +46,7 @@ class GridRows:
         if folder is not None and device.type != "cpu":
             raise ValueError(f"rows_folder is for a head on the CPU: the rows of this one are on {device}")
         self.in_features, self.device, self.folder = in_features, device, folder
-        self._salt = os.urandom(FINGERPRINT_BYTES)
+        self._salt = os.urandom(HASH_BYTES)
         self.clear()
 
     def clear(self) -> None:

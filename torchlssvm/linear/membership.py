@@ -24,7 +24,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.sample_identity import (
-    FINGERPRINT_BYTES,
+    HASH_BYTES,
     KEY_BYTES,
     key_factors,
     key_vectors,
@@ -73,7 +73,7 @@ def fewest_rows(change: Counts) -> int:
     """The fewest different rows of any fold and class that changed: the rows added minus those removed, but at least 1."""
     net: Counter[bytes] = Counter()
     for name, n in change.items():
-        net[name[FINGERPRINT_BYTES:]] += 1 if n > 0 else -1
+        net[name[HASH_BYTES:]] += 1 if n > 0 else -1
     return max(1, min(map(abs, net.values()), default=1))
 
 
