@@ -482,16 +482,16 @@ class LSSVMHead(LinearHead):
 
     def _check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
-        gridded: bool = False, sparse: bool = True,
+        sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
         """A checked batch, for :meth:`_apply_changes`. ``like``: a batch applied with it, whose choices come first.
 
-        ``gridded``: the rows are already normalized and on the grid. ``sparse``: many sparse rows stay sparse.
+        ``sparse``: many sparse rows stay sparse.
         """
         changed = self.pending.statistics
         if like is None and changed is not None and not changed.empty:
             like = changed  # if everything was removed, the agreed choices stay in force
-        batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
+        batch = self.statistics.check(x, y, weight, ids, like, sparse=sparse)
         if batch.labels is None and self.targets != "multilabel" and len(batch):
             if self._options.class_weight is not None or self.multiclass == "ovo":
                 raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")

@@ -544,13 +544,9 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def _check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
-        gridded: bool = False,
-    ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`_apply_changes`. ``like``: a batch applied with it, whose choices come first.
-
-        ``gridded``: the rows are already normalized and on the grid.
-        """
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None
+    ) -> SampleBatch:
+        """A checked batch, for :meth:`_apply_changes`. ``like``: a batch applied with it, whose choices come first."""
         raise NotImplementedError
 
     def _apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:

@@ -284,11 +284,10 @@ class MarginHead(LinearHead):
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
 
     def _check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
-        gridded: bool = False,
-    ) -> SampleBatch:  # fmt: skip
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None
+    ) -> SampleBatch:
         """A checked batch, for :meth:`_apply_changes`. Rows to be removed are looked up when the change is made."""
-        batch = self.statistics.check(x, y, weight, ids, like, gridded)
+        batch = self.statistics.check(x, y, weight, ids, like)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
         return batch
