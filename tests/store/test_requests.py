@@ -407,6 +407,14 @@ def test_a_file_of_something_else_is_not_overwritten(store: SampleStore, tmp_pat
     assert (len(store), (tmp_path / "c.json").read_text()) == (N, "mine")
 
 
+@pytest.mark.parametrize("name", ["one.json", "folder/../one.json"])
+def test_a_certificate_never_replaces_the_receipt(store: SampleStore, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="receipt and of the certificate"):
+        store.erase("customer-1", receipt=tmp_path / "one.json", certificate=tmp_path / name)
+    assert len(store) == N
+
+
 def test_a_receipt_covers_all_parts_of_a_request(store: SampleStore, tmp_path: Path) -> None:
     """The file is the only copy of the nonces once the store is compacted: a later part is added to it."""
     store.requests.open(["customer-1", "customer-2"], request_id="R1")

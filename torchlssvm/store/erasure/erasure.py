@@ -102,6 +102,10 @@ def erase(
     old_receipt = None if receipt is None else check_place(receipt, ErasureReceipt, done)
     if certificate is not None:
         check_place(certificate, Certificate, done)
+        if receipt is not None and Path(receipt).resolve() == Path(certificate).resolve():
+            raise ValueError(
+                f"{certificate} cannot be the file of the receipt and of the certificate. Nothing was changed."
+            )
     results = store.apply(events, request=request, keep_receipt=receipt is not None) if events else []
     if not done:
         raise nothing_held(store, request)
@@ -117,6 +121,7 @@ def erase(
     made = None
     if certificate is not None:
         made = store.certificate([*([request] if request else []), *done], key)
+        check_place(certificate, Certificate, done)  # again: the receipt is there now, perhaps under another name
         made.save(certificate)
         if request is not None:
             store.requests.certified(done)
