@@ -26,6 +26,7 @@ from tests.support.lightning_tools import (
     samples,
     truth,
 )
+from torchlssvm.errors import GridError
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
 from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, PredictionFile, ResumableLoader
@@ -206,6 +207,19 @@ def test_an_event_that_was_announced_but_not_applied_is_offered_again(tmp_path: 
         assert len(other.seen.hashes) == 16
         other.close()
         assert file.read_bytes() == whole
+    assert m.head.digest() == truth(x, y).digest()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_batch_that_failed_is_learned_when_it_comes_again(tmp_path: Path, stored: bool) -> None:
+    """In the same process, as in a notebook."""
+    x, y = samples()
+    bad = x.clone()
+    bad[12] = 1e6
+    m = module(store=str(tmp_path / "store") if stored else None)
+    with pytest.raises(GridError):
+        quiet(tmp_path).fit(m, ResumableLoader(Indexed(TensorDataset(bad, y)), 8))
+    quiet(tmp_path).fit(m, loader())
     assert m.head.digest() == truth(x, y).digest()
 
 

@@ -84,6 +84,10 @@ class SeenSamples:
                 raise StoreDiskError(f"{path}: {error}. Nothing was changed.") from error
         self.hashes.update(hashes)
 
+    def take_back(self, ids: Iterable[str]) -> None:
+        """Take back ids that were recorded for an event which then failed. The file is put right when it is next read."""
+        self.hashes.difference_update(map(self._hash, ids))
+
     def _read(self, store: SampleStore) -> None:
         """Read the file. An incomplete last line, and lines whose event was never applied, are discarded."""
         path = store.path / SEEN_FILE

@@ -172,7 +172,12 @@ class Learner:
                 if self.store is not None:  # first: taken back if the event is not applied
                     self.seen.record(events[-1].ids, events[-1].event_id)
         self.seen.record(self.corrector.unusable)
-        self.corrector.learn(events, settle=not self.shared_out)
+        try:
+            self.corrector.learn(events, settle=not self.shared_out)
+        except BaseException:
+            for event in events:
+                self.seen.take_back(event.ids)
+            raise
         for event in events:
             self.seen.record(event.ids, event.event_id)
             kept = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
