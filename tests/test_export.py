@@ -171,6 +171,9 @@ def test_safetensors_carry_metadata(tmp_path: Path) -> None:
     again = nn.Linear(5, 3)
     again.load_state_dict(state)
     assert torch.equal(again(X), frozen(X))
+    half = freeze(MACHINES["ovr-free"], torch.bfloat16)
+    save_safetensors(half, path)
+    assert torch.equal(load_safetensors(path)[0]["weight"], half.weight)
     with pytest.raises(ValueError, match="may not hold"):
         save_safetensors(frozen, path, {"format": "x"})
     (tmp_path / "bad").write_bytes(path.read_bytes()[:40])

@@ -12,9 +12,12 @@ from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead, MarginHead, NotFittedError, attach
 from torchlssvm.events import Remove
 from torchlssvm.kernels import RBF
+from torchlssvm.linear.checkpoint import checksum
 from torchlssvm.store import SampleStore
 
 pytest.importorskip("safetensors")
+from safetensors.torch import save_file
+
 from torchlssvm import hub
 from torchlssvm.hub import from_pretrained, save_pretrained
 
@@ -109,6 +112,25 @@ def test_what_is_refused(tmp_path):
         config.write_text(json.dumps(saved | change))
         with pytest.raises(ValueError, match=words):
             from_pretrained(tmp_path / "a")
+    config.write_text(json.dumps(saved))
+    weights = tmp_path / "a" / "model.safetensors"
+    kept = weights.read_bytes()
+    for damaged in (kept[:-1] + bytes([kept[-1] ^ 1]), kept[:-9] + bytes([kept[-9] ^ 64]) + kept[-8:]):
+        weights.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            from_pretrained(tmp_path / "a")
+    for value in (torch.full((3, 6), torch.nan), torch.ones(3, 6, dtype=torch.int8)):
+        state = {"weight": value, "bias": torch.zeros(3)}
+        about = {"format": "torchlssvm-frozen-1", "checksum": checksum(state), "save": saved["save"]}
+        save_file(state, weights, metadata=about)
+        with pytest.raises(ValueError, match="no finite numbers"):
+            from_pretrained(tmp_path / "a")
+    pairs = {"linear.weight": torch.zeros(499 * 250, 6), "linear.bias": torch.zeros(499 * 250)}
+    about["checksum"] = checksum(pairs)
+    save_file(pairs, weights, metadata=about)
+    config.write_text(json.dumps(saved | {"num_classes": 500, "multiclass": "ovo"}))
+    with pytest.raises(ValueError, match="does not fit"):  # before memory is taken for the matrix of pairs
+        from_pretrained(tmp_path / "a")
     for text in ("{", "[]", "[" * 100_000):
         config.write_text(text)
         with pytest.raises(ValueError, match="no model that save_pretrained wrote"):

@@ -43,6 +43,7 @@ from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.attach import AttachedClassifier
+from torchlssvm.linear.checkpoint import checksum
 from torchlssvm.linear.compact_head import CompactLSSVMHead
 from torchlssvm.svm import IncrementalSVM
 
@@ -301,7 +302,8 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
     refuse_in_store(path)
     model = freeze(model) if isinstance(model, AttachedClassifier) else model
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
+    shapes = json.dumps({name: list(value.shape) for name, value in state.items()})
+    known = {"format": FROZEN_FORMAT, "shapes": shapes, "checksum": checksum(state)}
     for part in model.modules():
         if isinstance(part, NormalizedLinear):
             known["normalize"] = part.normalize
@@ -327,4 +329,6 @@ def load_safetensors(
         raise ValueError(f"{os.fspath(path)} is no safetensors file: {error}") from None
     if metadata.get("format") != file_format:
         raise ValueError(f"{os.fspath(path)} is not of the format {file_format!r}: it is {metadata.get('format')!r}")
+    if file_format == FROZEN_FORMAT and metadata.get("checksum") != checksum(state):
+        raise ValueError(f"{os.fspath(path)} is damaged: its tensors are not those that were saved")
     return state, metadata

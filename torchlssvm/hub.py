@@ -33,6 +33,7 @@ from torchlssvm.canonical_json import loads
 from torchlssvm.export import FlatFeatures, NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
 from torchlssvm.features.description import describe_network
 from torchlssvm.files import refuse_in_store
+from torchlssvm.functional.checks import FLOAT_DTYPES
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.attach import AttachedClassifier, Features, NetworkOptions, make_features
@@ -232,9 +233,14 @@ def read_weights(place: Path, config: dict[str, Any]) -> nn.Module:
     check_save(place / WEIGHTS_FILE, metadata, config)
     outputs = K * (K - 1) // 2 if multiclass == "ovo" else K
     weight = next((value for key, value in state.items() if key.endswith("weight")), None)
-    if weight is None or tuple(weight.shape) != (outputs, J) or metadata.get("normalize") != normalize:
+    fits = weight is not None and tuple(weight.shape) == (outputs, J) and metadata.get("normalize") == normalize
+    if multiclass == "ovo":  # PairVotes takes as much memory as G of the file
+        fits = fits and "G" in state and tuple(state["G"].shape) == (outputs, K)
+    if weight is None or not fits:
         raise ValueError(f"{place / WEIGHTS_FILE} does not fit its configuration: {outputs} outputs of {J} features")
     dtype = weight.dtype
+    if not all(v.dtype in FLOAT_DTYPES and bool(v.isfinite().all()) for v in state.values()):
+        raise ValueError(f"{place / WEIGHTS_FILE} holds weights that are no finite numbers")
     linear = nn.Linear(J, outputs, dtype=dtype)
     if normalize is not None:
         linear = NormalizedLinear(J, outputs, normalize, dtype=dtype)

@@ -78,7 +78,7 @@ def checksum(state: dict[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, value in sorted(state.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        total.update(value.cpu().contiguous().numpy().tobytes())
+        total.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
