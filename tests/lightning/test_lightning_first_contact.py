@@ -7,11 +7,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
 from torchlssvm import LSSVMHead, NotFittedError
 from torchlssvm.lightning import Indexed, OnlineProbe, PredictionFile
+from torchlssvm.lightning.ranks import without_padding
 from torchlssvm.store import SampleStore
 
 
@@ -153,6 +154,27 @@ class UnevenBatches(Sampler):
 
     def __iter__(self):
         return iter([list(range(5)), list(range(5, 15)), list(range(15, 67))])
+
+
+def test_repeated_samples_of_a_distributed_sampler_are_recognized_or_refused():
+    data = list(range(61))
+
+    class Uneven(BatchSampler):
+        pass
+
+    for rank, real in ((0, 31), (1, 30)):
+        sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
+        even = DataLoader(data, batch_size=8, sampler=sampler)
+        assert sum(without_padding(even, k, len(batch)) for k, batch in enumerate(even)) == real
+        uneven = DataLoader(data, batch_sampler=Uneven(sampler, 8, False))
+        with pytest.raises(ValueError, match="Uneven"):
+            without_padding(uneven, 0, 8)
+    assert (
+        without_padding(
+            DataLoader(data[:60], batch_sampler=Uneven(DistributedSampler(data[:60], 2, 0), 8, False)), 0, 5
+        )
+        == 5
+    )
 
 
 @pytest.mark.parametrize("batches", [{"batch_size": 16}, {"batch_sampler": UnevenBatches()}])

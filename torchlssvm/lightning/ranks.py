@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch import distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
@@ -126,10 +126,16 @@ def without_padding(loader: Any, batch_idx: int, size: int) -> int:
     batches = getattr(loader, "batch_sampler", None)
     samplers = (getattr(batches, "sampler", None), getattr(loader, "sampler", None))
     sampler = next((s for s in samplers if isinstance(s, DistributedSampler)), None)
-    if sampler is None or sampler.drop_last:
+    samples = 0 if sampler is None else len(sampler.dataset)  # type: ignore[arg-type]
+    if sampler is None or sampler.drop_last or samples % sampler.num_replicas == 0:
         return size
-    real = math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)  # type: ignore[arg-type]
+    real = math.ceil((samples - sampler.rank) / sampler.num_replicas)
     if batches is None:  # an item is a batch
         return size if batch_idx < real else 0
-    each = getattr(batches, "batch_size", None)
-    return size if each is None else max(0, min(size, real - batch_idx * each))
+    batches = getattr(batches, "_batch_sampler", batches)  # Lightning wraps it for predictions
+    if type(batches) is not BatchSampler:
+        raise ValueError(
+            f"with several ranks, a distributed sampler repeats samples, and in the batches of a {type(batches).__name__} the "
+            "repeated ones cannot be recognized: use batch_size=, or DistributedSampler(drop_last=True)"
+        )
+    return max(0, min(size, real - batch_idx * batches.batch_size))
