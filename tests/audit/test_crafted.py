@@ -382,12 +382,14 @@ def test_certificate_head_and_key_are_regular_files(place: Path, kind: str) -> N
         assert code == expected, said
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", ["w", "sums"])
-def test_tensors_that_claim_more_than_the_file_holds(place: Path, name: str) -> None:
-    """A stride of 0 makes 3 kB look like 3 GB: such a head or delta is refused before anything is allocated."""
+def test_tensors_that_claim_more_than_the_file_holds(place: Path, name: str, device: str) -> None:
+    """A stride of 0, or a device without memory, makes 3 kB look like 3 GB: such a head or delta is refused before anything is allocated."""
     good = torch.load("h.pt", weights_only=True)
     wide = good | {
-        "state_dict": good["state_dict"] | {name: torch.zeros(1, dtype=torch.float64).expand(20_000, 20_000)}
+        "state_dict": good["state_dict"]
+        | {name: torch.zeros(1, dtype=torch.float64, device=device).expand(20_000, 20_000)}
     }
     (place / "h.pt").write_bytes(saved(wide))
     assert (place / "h.pt").stat().st_size < 20_000
