@@ -36,10 +36,13 @@ class Solution:
 
     def set_base(
         self, w: Tensor, beta: Tensor, mu: Tensor, n: float, factor: Factor | None = None, units: Tensor | float = 1.0,
-        P: Tensor | None = None,
+        P: Tensor | None = None, share: float | None = None,
     ) -> None:  # fmt: skip
-        """A solved state. ``factor`` is of a matrix A' with A'^-1 = units^-1 P units^-1; n is 0 for the empty state."""
-        self.w, self.beta, self.mu, self.n = w, beta, mu, n
+        """A solved state. ``factor`` is of a matrix A' with A'^-1 = units^-1 P units^-1; n is 0 for the empty state.
+
+        ``share`` is that of the factor, as in :class:`~torchlssvm.linear.normal_equations.SolvedSystem`, if it is known.
+        """
+        self.w, self.beta, self.mu, self.n, self._share = w, beta, mu, n, share
         self._factor, self._units, self._P = factor, units, P
         self._Z: Tensor | None = None
         self._plus = self._minus = 0  # rows of Z from both ends: samples added, samples removed
@@ -158,13 +161,13 @@ class Solution:
 
     def whitened(self) -> Whitened:
         """The system of the samples taken in, whitened by the factor of the last solve or, after changes, by one of P."""
-        share = 1.0
         if self.factored is None:
-            F = from_inverse(self.inverse())
+            F, share = from_inverse(self.inverse()), 1.0
         else:
             factor, units = self.factored
-            L = factor.L[: self.D, : self.D]
-            F, share = inverse_lower(L).mul_(units), float((L.diagonal() / L.tril().norm(dim=1)).square().amin())
+            L, known = factor.L[: self.D, : self.D], self._share
+            share = float((L.diagonal() / L.tril().norm(dim=1)).square().amin()) if known is None else known
+            F = inverse_lower(L).mul_(units)
         return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0, share)
 
     def train(self, V: Tensor, y: Tensor, d: Tensor) -> None:

@@ -163,7 +163,7 @@ class SharedSolver:
         with threads_for(self.solution.D**3 / 3):
             base = normal.solve(self.stats, units, self.options.intercept, weights, work=self._work, standard=standard)
         self.standard, self._work = standard, base.factor.L
-        self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.units)
+        self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.units, share=base.share)
         self.stale = False
 
     def weights(self) -> tuple[Tensor, Tensor]:
