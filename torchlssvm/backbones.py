@@ -41,7 +41,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             log.warning(
-                "no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason
+                "no pretrained weights for %s (%s): random weights are used, so the features mean little", name, reason
             )
             torch.manual_seed(0)
             return build(name, None)

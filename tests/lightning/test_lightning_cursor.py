@@ -119,7 +119,7 @@ def test_a_new_run_cannot_know_and_says_so(tmp_path: Path, caplog: pytest.LogCap
     m = module(store=str(tmp_path / "store"))
     with caplog.at_level(logging.WARNING):
         quiet(tmp_path).fit(m, ResumableLoader(Subset(indexed(), keep), 8))
-    assert "nothing remembers which" in caplog.text
+    assert "the store no longer knows which" in caplog.text
     assert m.head.digest() == without(*ERASED)  # they have left the data set
     loaded = type(m).load_from_checkpoint(start, weights_only=True)
     quiet(tmp_path).fit(loaded, loader())  # weights of a checkpoint, but a run of its own
@@ -178,13 +178,13 @@ def test_two_modules_of_one_process_cannot_be_linked_by_the_ids_they_saw() -> No
 
 def test_a_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:
     start = stopped(tmp_path, loader())
-    with pytest.raises(StoreError, match="knows nothing of the run"):
+    with pytest.raises(StoreError, match="has no record of the run"):
         quiet(tmp_path).fit(module(store=str(tmp_path / "other")), loader(), ckpt_path=str(start))
     unstored = tmp_path / "unstored.ckpt"
     run = quiet(tmp_path)
     run.fit(module(), loader())
     run.save_checkpoint(unstored)
-    with pytest.raises(StoreError, match="knows nothing of the run"):
+    with pytest.raises(StoreError, match="has no record of the run"):
         quiet(tmp_path, max_epochs=2).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(unstored))
 
 

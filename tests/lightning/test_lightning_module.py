@@ -244,7 +244,7 @@ def test_after_compaction_nothing_tells_which_ids_were_offered(
     quiet(tmp_path).fit(
         m, loader(16)
     )  # ids that are held are not added again; the erased one is, and a warning says so
-    assert "nothing remembers which" in caplog.text
+    assert "the store no longer knows which" in caplog.text
     assert m.head.n == 16
 
 

@@ -616,7 +616,7 @@ def test_subtracting_what_is_not_there(form: str, wrong: str, dense: Callable[..
     else:
         head, twin = made(FORMS[form]), made(FORMS[form])
         other.add(x[:3], y[:3])
-    refused(lambda: operator.isub(head, other), RemovalError, "not among those held")
+    refused(lambda: operator.isub(head, other), RemovalError, "not among the current samples")
     assert_untouched(head, twin)
     if head.n:
         assert_goes_on(head, FORMS[form], samples, dense)

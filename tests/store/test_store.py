@@ -553,7 +553,7 @@ def test_bound_to_a_network(tmp_path: Path) -> None:
     with SampleStore(tmp_path / "s", head=new_head(), fingerprint="resnet") as store:
         store.apply(Add(ids=["a"], x=x[:1], y=y[:1]))
         store.apply(Add(ids=["b"], x=x[1:2], y=y[1:2], fingerprint="resnet"))
-        with pytest.raises(ValueError, match="not of the network"):
+        with pytest.raises(ValueError, match="from another network"):
             store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3], fingerprint="vit"))
         assert len(store) == 2
     with pytest.raises(ValueError, match="bound to the network"):
@@ -570,7 +570,7 @@ def test_bound_to_a_network(tmp_path: Path) -> None:
         assert store.fingerprint == "vit"
     with SampleStore(tmp_path / "never", head=new_head()) as store:
         store.apply(Add(ids=["a"], x=x[:1], y=y[:1]))
-        with pytest.raises(ValueError, match="not of the network"):
+        with pytest.raises(ValueError, match="from another network"):
             store.apply(Add(ids=["b"], x=x[1:2], y=y[1:2], fingerprint="vit"))
 
 

@@ -98,14 +98,14 @@ class FileSource:
         items: list[Item] = []
         if not self.path.exists():
             if self.cursor:
-                raise StoreError(f"{self.path} is gone, {self.cursor} bytes of it were read before")
+                raise StoreError(f"{self.path} no longer exists, although {self.cursor} bytes of it were already read")
             return items
         with self.path.open("rb") as file:
             if self.identity is not None and self.identity != self._identify(file):
                 log.warning("%s is another file than the one read before: it is read from its start", self.path)
                 self.cursor = 0
             if os.fstat(file.fileno()).st_size < self.cursor:
-                raise StoreError(f"{self.path} is shorter than the {self.cursor} bytes that were read of it")
+                raise StoreError(f"{self.path} is shorter than the {self.cursor} bytes that were already read")
             start = self.cursor
             file.seek(start)
             while len(items) < limit:

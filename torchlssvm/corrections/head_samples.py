@@ -111,7 +111,7 @@ class HeadSamples:
             held = changed[name] if name in changed else self.hashes.get(name)
             if isinstance(event, Add):
                 if held is not None:
-                    raise ValueError(f"a sample with the id {name!r} is held already: remove or replace it")
+                    raise ValueError(f"there is already a sample with the id {name!r}: remove or replace it")
                 continue
             unknown = self.machine.find(name) is None if self.machine.by_ids else self.complete
             if held is None and (unknown or name in changed):

@@ -134,13 +134,13 @@ def resume_run(store: SampleStore, name: str) -> None:
     start = store.note(RUN_NOTE_PREFIX + name)
     if start is None:
         raise StoreError(
-            f"the store at {store.path} knows nothing of the run {name!r} that the checkpoint is from: resume with its own "
-            "store, or fit without ckpt_path, which offers all samples to this one"
+            f"the store at {store.path} has no record of the run {name!r}, which wrote the checkpoint. Resume with the store "
+            "of that run, or fit without ckpt_path, which adds all samples to this store"
         )
     if may_have_forgotten(store, start) and store.suppression.path is None:
         raise StoreError(
-            f"samples were erased from {store.path} since this run began, and a compaction removed every trace of which: a "
-            "resumed run could learn them again. Take them out of the data set and fit without ckpt_path (a sample that the "
+            f"samples were erased from {store.path} since this run began, and after a compaction nobody knows which ones, so "
+            "a resumed run could learn them again. Take them out of the data set and fit without ckpt_path (a sample that the "
             "store holds is not learned twice), or keep a suppression list, which names those erased on request"
         )
 

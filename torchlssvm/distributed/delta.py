@@ -286,10 +286,12 @@ def sources(*deltas: Any) -> list[LSSVMHead]:
 def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
     """Raise ValueError if a delta contains the head's own changes, was merged before, or comes from other features."""
     if delta.source is head:
-        raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
+        raise ValueError(f"the delta {delta.id} contains changes of this head itself, which would count twice")
     head.pending.refuse_twice(delta.names)
     if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
-        raise ValueError(f"the delta {delta.id} is of features with fingerprint {delta.fingerprint}, here it is {mine}")
+        raise ValueError(
+            f"the features of delta {delta.id} have the fingerprint {delta.fingerprint}, those of the head {mine}"
+        )
     head.statistics.compatible(delta.statistics.to(head.device))
     delta.check_own()
 

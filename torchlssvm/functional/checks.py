@@ -328,6 +328,6 @@ def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
 def removal_error(what: str) -> RemovalError:
     """The error for removing samples that were provably never added."""
     return RemovalError(
-        f"{what}: the samples to remove are not among those held. What is removed must be, bit for bit, what was added "
-        "(same features, label and weight). Nothing was changed."
+        f"{what}: the samples to remove are not among the current samples. You can only remove exactly what was added: the "
+        "same features, label and weight, bit for bit. Nothing was changed."
     )

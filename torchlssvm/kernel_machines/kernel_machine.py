@@ -255,7 +255,7 @@ class KernelMachine(nn.Module):
         kernel = type(self.kernel).__name__
         if settings["kernel"] != kernel:
             raise ValueError(
-                f"the state is that of a machine with the kernel {settings['kernel']}, this one has {kernel}"
+                f"the state belongs to a machine with the kernel {settings['kernel']}, but this one has {kernel}"
             )
         x, y, ids = state["rows"], state["targets"], state["ids"].tolist()
         if x.ndim != 2 or tuple(y.shape) != (len(x), self._outputs) or len(ids) != len(x) or sorted(set(ids)) != ids:

@@ -116,7 +116,7 @@ class KernelLSSVM(KernelMachine):
             y = self.targets
             if not bool(((y > 0).sum(1) == 1).all() & (y.abs() == 1.0).all()):
                 raise ValueError(
-                    "this machine holds float targets (B, K), which name no class: use its scores, machine(x). "
+                    "this machine has learned float targets (B, K), not classes: use its scores, machine(x). "
                     'LSSVMHead has targets="multilabel" and targets="regression"'
                 )
         return predicted

@@ -30,7 +30,7 @@ def queries(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tens
             raise ValueError(f"x must be a batch (B, ...), got shape {tuple(tensor.shape)}; a single sample is x[None]")
         rows = kernel.prepare(tensor)
         if rows.ndim != 2 or J not in (None, rows.shape[1]):
-            raise ValueError(f"the kernel's network gave {tuple(rows.shape)}, the rows held are {J} wide")
+            raise ValueError(f"the kernel's network returned {tuple(rows.shape)}, but the stored rows have {J} columns")
         return rows.to(torch.float64)
     if (
         isinstance(x, Tensor)

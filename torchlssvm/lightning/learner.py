@@ -111,8 +111,8 @@ class Learner:
             if store is not None and may_have_forgotten(store):
                 listed = "" if store.suppression.path is None else ", except for those erased on request"
                 log.warning(
-                    "samples were erased from %s, and nothing remembers which: they are learned again if the data set still "
-                    "has them%s",
+                    "samples were erased from %s, and the store no longer knows which: they are learned again if the data "
+                    "set still has them%s",
                     store.path,
                     listed,
                 )

@@ -551,7 +551,7 @@ class AttachedClassifier(nn.Module):
         if bool((alone[0] - phi[0]).abs().amax() > MOST_ROUNDING * phi[0].abs().amax()):
             self._tried = False
             raise ValueError(
-                f"{type(self.backbone).__name__} gives a sample other features by itself than beside other samples: it mixes "
+                f"{type(self.backbone).__name__} computes different features for a sample alone than in a batch: it mixes "
                 "the samples of a batch (as a BatchNorm without running statistics does), ignores the attention mask, or is "
                 "random. Samples could not be removed exactly. Unless it is random, pass deterministic=True, which computes "
                 "them one by one"
@@ -565,7 +565,7 @@ class AttachedClassifier(nn.Module):
         moved = all(torch.equal(self._pass(batch[order]), plain[order]) for order in (places.flip(0), places.roll(1)))
         if not moved or not torch.equal(self._pass(alone)[0], plain[0]):
             raise RuntimeError(
-                f"in batches of {self._batch_size} the place of an image, or the other images, change bits of its features: "
+                f"in batches of {self._batch_size}, the features of an image depend on its position or on the other images: "
                 "use deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
             )
         self._tried = True
@@ -599,7 +599,7 @@ class AttachedClassifier(nn.Module):
         one number per label (K,). With ``targets="regression"``, returns numbers (B, K), or (B,) if K = 1.
         """
         if names and self.targets == "regression":
-            raise ValueError('names are of classes or labels: with targets="regression", predict returns numbers')
+            raise ValueError('names=True needs classes or labels: with targets="regression", predict returns numbers')
         if names and self.classes is None:
             raise ValueError("the classes have no names: attach(model, 2, classes=['ant', 'bee'])")
         more = {} if thresholds is None else {"thresholds": thresholds}
@@ -844,7 +844,7 @@ class AttachedClassifier(nn.Module):
                 learned.append(machine.add(self.features(part.x), part.y, **named))
             if anew and not learned:
                 raise ValueError(
-                    "the loader gave no batch, there is nothing to fit: an iterator is used up after one pass"
+                    "the loader gave no batch, so there is nothing to fit: an iterator is used up after one pass"
                 )
         if aside is not None:
             with head._lock:
@@ -917,7 +917,7 @@ class AttachedClassifier(nn.Module):
         check_head(self.head)
         if self.head.normalize == "l2":
             raise ValueError(
-                "normalize='l2' divides a row by the length of all its columns: it cannot do with some of them"
+                "normalize='l2' divides a row by its length over all columns, which some columns do not determine"
             )
         if isinstance(columns, Selection):
             if columns.source is not self.head:

@@ -131,7 +131,7 @@ class CompactLSSVMHead(nn.Module):
         """Return the class with the highest score (B,). Raises ValueError for a row with NaN or inf, and for float targets."""
         scores = checks.finite_scores(self(x))
         if not torch.compiler.is_compiling() and not checks.is_fake(scores) and not bool(self.counts.any()):
-            raise ValueError("this head holds float targets (B, K), which name no class: use its scores, head(x)")
+            raise ValueError("this head has learned float targets (B, K), not classes: use its scores, head(x)")
         return scores.argmax(1)
 
     @exclusive

@@ -256,7 +256,7 @@ class GridRows:
         heavy = (counts * peaks**2).max(initial=0.0)
         if heavy > 2**52:  # copies of a row times its largest square: beyond this a product is not exact in float64
             raise GridError(
-                f"a row with its copies weighs {heavy:.3g}, past 2^52, where products are no longer exact: use a smaller "
+                f"a row and its copies have the weight {heavy:.3g}, but products are exact only up to 2^52: use a smaller "
                 "weight or a coarser grid. Nothing was changed."
             )
 

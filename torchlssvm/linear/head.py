@@ -148,7 +148,7 @@ class LSSVMHead(LinearHead):
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes:
             raise ValueError(
-                "per_class=False does not go with class_weight or multiclass='ovo', which need sums per class"
+                "class_weight and multiclass='ovo' need sums per class, so per_class=False is not possible"
             )
         sums = Statistics(
             in_features, num_classes, grid=grid, target_grid=target_grid, folds=folds, device=device,

@@ -133,7 +133,7 @@ class MarginHead(LinearHead):
             raise ValueError(f"num_classes must be an int >= 2, got {num_classes!r}: a margin is between classes")
         weight = check_class_weight(class_weight, num_classes, device)
         if per_class is False and weight is not None:
-            raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
+            raise ValueError("class_weight needs sums per class, so per_class=False is not possible")
         super().__init__(statistics, rho, intercept, weight)
         self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
         self._solver = ActiveSetSolver(self.samples, self.statistics, self._options)

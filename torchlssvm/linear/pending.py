@@ -164,10 +164,11 @@ class Pending:
         """Return the pending changes, not a copy. Raises ValueError if they were lost."""
         if self.tracking is Tracking.LOST:
             raise ValueError(
-                "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an "
-                "erasure: the current samples are right, but what changed since the last agreement is not known. If the others "
-                "hold the same (the removals reached them, or all ranks loaded this file), agree(head) says so; else load a "
-                "checkpoint that was saved after a sync and repeat the removals."
+                "this head was saved or pickled while removals were pending, and the agreed state is not saved in this case, "
+                "because it would reveal the removed samples. The samples of the head are right, but nobody knows what has "
+                "changed since the last agreement. If the other ranks have the same samples (the removals reached them, or all "
+                "ranks loaded this file), call agree(head). Otherwise load a checkpoint that was saved after a sync and repeat "
+                "the removals."
             )
         self.sums.canonicalize()
         return Changes(self.sums, self.rows, self.held_rows.key, self.weights)

@@ -262,7 +262,7 @@ class Database:
                 raise StoreDiskError(
                     f"{file} is a hard link to another file, and cannot be copied to a file of its own: {error}"
                 ) from error
-            log.warning("%s was a hard link to another file; it is a copy of its own now", file)
+            log.warning("%s was a hard link to another file; it is now an independent copy", file)
 
     def _limit(self) -> None:
         """Limit the steps of a query and the length of a value according to the size of the file.

@@ -95,7 +95,7 @@ class LiveHead:
         if touched:
             raise StoreError(
                 "the head was changed behind the store's back: samples are added and removed through store.apply only. "
-                "store.restore() brings the head back to what the store says. Nothing was changed."
+                "store.restore() restores the head from the store. Nothing was changed."
             )
         return self.follow()
 

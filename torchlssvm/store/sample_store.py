@@ -225,7 +225,7 @@ class SampleStore:
             raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
         if not adapter.empty:
             raise StoreError(
-                "the head already holds samples, which the store knows nothing of: give an empty head and add them through "
+                "the head already has samples, which are not in the store: pass an empty head, and add the samples to "
                 "the store"
             )
         if isinstance(adapter, LinearAdapter) and not adapter.exact and adapter.head.scale is not None:
@@ -1063,8 +1063,8 @@ class SampleStore:
             belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
                 raise ValueError(
-                    "these erasures belong to several requests, or some to none: each has a receipt of its own (receipt "
-                    "--request R, receipt --event E)"
+                    "these erasures do not all belong to one request. Write a separate receipt for each request or event "
+                    "(receipt --request R, receipt --event E)"
                 )
             name = next(iter(belongs), None)
             if name is None:
@@ -1150,7 +1150,7 @@ class SampleStore:
         """
         target = check_folder(path)
         if os.path.lexists(target):
-            raise StoreError(f"{target} is there already: a backup never overwrites a folder")
+            raise StoreError(f"{target} exists already, and a backup never overwrites a folder")
         refuse_in_store(target)
         target.mkdir(mode=0o700, parents=True)
         try:
@@ -1194,11 +1194,11 @@ class SampleStore:
             warnings.simplefilter("ignore", SuppressedWarning)  # what the warning asks for is done here
             with cls(backup, readonly=True, suppression_key=suppression_key) as old:
                 if old.suppression.path is not None and not old.suppression.has_key:
-                    raise StoreError(f"{backup} uses a suppression list: give its key, so that nobody comes back")
+                    raise StoreError(f"{backup} uses a suppression list: pass its key, to keep erased people out")
                 if old.suppression.path is None and old.suppression.has_key and suppression_list is None:
                     raise StoreError(
                         f"a suppression key is given, and {backup} has no suppression list or is older than it: give the list "
-                        "with suppression_list= or --list, so that nobody comes back. If there is no list, restore without the "
+                        "with suppression_list= or --list, to keep erased people out. If there is no list, restore without the "
                         f"key, and unset {KEY_VARIABLE}."
                     )
                 target = old.backup(path)
@@ -1294,7 +1294,7 @@ class SampleStore:
 def check_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of a store. Raises StoreError for an address such as s3://bucket."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
-        raise StoreError(f"a store is a folder of this machine: {os.fspath(path)} is an address. Nothing was written.")
+        raise StoreError(f"a store must be a local folder, but {os.fspath(path)} is an address. Nothing was written.")
     return Path(path)
 
 

@@ -226,13 +226,13 @@ class Transaction:
         if bound is None and empty:
             return self.table.db.put("fingerprint", given)
         raise ValueError(
-            f"these features are not of the network this store is bound to: their fingerprint is {given!r}, the store's "
-            f"{bound!r}. Give the fingerprint to Add, or to SampleStore when opening it. Nothing was changed."
+            f"these features come from another network than those of the store: their fingerprint is {given!r}, that of the "
+            f"store {bound!r}. Pass the fingerprint to Add, or to SampleStore when you open it. Nothing was changed."
         )
 
     def _check_width(self, x: Tensor) -> None:
         if x.shape[1] != self.table.codec.J:
-            raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
+            raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the stored rows, got {tuple(x.shape)}")
 
     def _change_rows(
         self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]

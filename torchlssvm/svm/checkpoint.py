@@ -83,7 +83,9 @@ def _check_parts(state: dict[str, Any], kernel: Kernel | None) -> None:
         raise ValueError(f"the state has the format {state['format'].tolist()}, this version reads {FORMAT}")
     name = state["kernel_name"].cpu().numpy().tobytes().decode(errors="replace")
     if name != name_of(kernel):
-        raise ValueError(f"the checkpoint is that of a machine with the kernel {name}, this one has {name_of(kernel)}")
+        raise ValueError(
+            f"the checkpoint belongs to a machine with the kernel {name}, but this one has {name_of(kernel)}"
+        )
     n = state["ids"].numel()
     shapes = dict.fromkeys((*SAVED_PER_SAMPLE, "ids"), (n,)) | {"C": (2,), "numbers": (4,)}
     wrong = [name for name, shape in shapes.items() if tuple(state[name].shape) != shape]
@@ -103,4 +105,4 @@ def _check_values(x: Tensor, host: dict[str, Any]) -> None:
         raise ValueError("the saved labels are not -1 and +1, or weights and C not positive: the state is damaged")
     ids, next_id = [*host["ids"].tolist(), *host["dropped"].tolist()], host["numbers"][1]
     if len(set(ids)) < len(ids) or min(ids, default=0) < 0 or not max(ids, default=-1) < next_id < 2**62:
-        raise ValueError("the saved ids are negative, there twice, or will be given out again: the state is damaged")
+        raise ValueError("some saved ids are negative, occur twice, or would be used again: the state is damaged")

@@ -72,7 +72,7 @@ def exact(solver: PathSolver, stop_below: float) -> Array:  # -> (capacity,)
     if (lost := np.isnan(found)).any():
         warnings.warn(
             f"{int(lost.sum())} sample(s) have no leave-one-out margin, the first is {int(s.ids[support[lost][0]])}: without "
-            "it no point passes the certificate of a solution. NaN stands for it, and the rate leaves it out",
+            "it no solution could be certified. Its margin is NaN, and the error rate does not count it",
             NumericalWarning,
             stacklevel=4,
         )

@@ -360,7 +360,9 @@ class IncrementalSVM(nn.Module):
             place = np.flatnonzero(np.isin(s.order(), at))
             given = given[torch.from_numpy(place).to(self.device)]
             if not torch.equal(given.detach(), rows):
-                raise ValueError("samples are not those held, in the order of ids: add them as they are given here")
+                raise ValueError(
+                    "these are not the current samples in the order of ids: pass them exactly as they were added"
+                )
             rows = given
         values = (torch.from_numpy(v).to(self.device) for v in (s.y[at], s.side[at], s.alpha[at]))
         b = torch.tensor(solver.margin.b, dtype=torch.float64, device=self.device)

@@ -41,7 +41,7 @@ def check_question(what: str, on: str | Measure, y_val: Any, y_new: Any) -> None
     """Raise ValueError for an unknown change or measure, or one without the labels that it needs."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
     if (what == "relabel") != (y_new is not None):
-        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
+        raise ValueError(f'what="relabel" goes with y_new, the new labels; got what={what!r} and y_new={y_new!r}')
     if callable(on):
         return
     checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))

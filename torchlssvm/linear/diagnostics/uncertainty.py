@@ -77,7 +77,7 @@ def uncertainty(head: LSSVMHead, /, x: Any) -> Tensor:
     view.require_least_squares("uncertainty")
     view.require_shared("uncertainty")
     if view.multiclass == "ovo":
-        raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage')
+        raise ValueError('uncertainty is defined for linear scores only: use multiclass="ovr", or leverage')
     g, units, weights = leverage(head, x), view.units, Problem(view).class_weights()
     m = normal.moments(view.statistics, units, view.intercept, weights, standard=view.standard)
     w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w

@@ -437,7 +437,7 @@ def check_leverages(change: SampleChange, leverage: Tensor, share: float) -> Non
     if top > 1 + max(1e-6, 10 * error):
         what = "sample" if change.members is None else "the group of sample"
         raise ValueError(
-            f"{what} {int(change.rows(int(at))[0])} has a leverage of {top:.4g}, more than 1: it is not among those held. "
+            f"{what} {int(change.rows(int(at))[0])} has a leverage of {top:.4g} > 1: it is not among the current samples. "
             "Leave-one-out takes the samples, labels and weights that were added."
         )
     warn_lost_digits(error / max(1.0 - top, 1e-300))

@@ -115,7 +115,7 @@ class SuppressionList:
         place = Path(path).absolute()
         refuse_in_store(place)
         if os.path.lexists(place):
-            raise StoreError(f"{place} is there already: a suppression list is never overwritten")
+            raise StoreError(f"{place} exists already, and a suppression list is never overwritten")
         made = cls.__new__(cls)
         made._key = key
         values = {"format": LIST_FORMAT, "list": secrets.token_hex(16), "check": made._check_value()}
@@ -144,8 +144,8 @@ class SuppressionList:
             raise StoreError(f"{error}: this is no suppression list") from None
         if not self.path.exists():
             raise StoreError(
-                f"the suppression list {self.path} is not there: without it nobody can tell who was erased. Put it back, or "
-                "say where it is now: torchlssvm suppression use STORE --list FILE"
+                f"the suppression list {self.path} is missing, and without it nobody can tell who was erased. Put it back, "
+                "or pass its new path: torchlssvm suppression use STORE --list FILE"
             )
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
