@@ -315,7 +315,7 @@ def test_a_store_made_in_python(shell: Shell) -> None:
     with SampleStore("s", LSSVMHead(5, 3, grid=GRID), fingerprint="net-1") as store:
         store.apply(Add([f"s{i}" for i in range(30)], x[:30], y[:30], subjects[:30]))
     shell("remove", "s", "--id", "s0")
-    assert "bound to" in shell(*ADD[:6], "--fingerprint", "net-2", code=1)
+    assert "from another network" in shell(*ADD[:6], "--fingerprint", "net-2", code=1)
     shell(*ADD[:6], "--fingerprint", "net-1")
     assert shell.json("stats", "s")["samples"] == 29 + N
 

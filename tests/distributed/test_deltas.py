@@ -388,7 +388,7 @@ def test_a_failed_merge_hands_nothing_over():
 def test_own_changes_do_not_come_back(tmp_path):
     node = batch(range(20))
     delta = Delta.take(node)
-    with pytest.raises(ValueError, match="this very head"):
+    with pytest.raises(ValueError, match="this head itself"):
         merge(node, delta)
     with pytest.raises(ValueError, match="not handed over yet"):
         delta.add(X[:1], Y[:1])

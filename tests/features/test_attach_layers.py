@@ -213,7 +213,7 @@ def test_a_network_is_a_function_of_one_sample(network: Any):
     clf = attach(nn.Sequential(network, nn.Flatten()) if not tokens else network, 2, in_features=4 if tokens else 768)
     ids, mask = torch.tensor([[1, 0, 0], [1, 2, 3]]), torch.tensor([[1, 0, 0], [1, 1, 1]])
     images = torch.stack([IMAGES[0], 9 * IMAGES[1]])
-    with pytest.raises(ValueError, match="by itself"):
+    with pytest.raises(ValueError, match="than in a batch"):
         clf.add({"input_ids": ids, "attention_mask": mask} if tokens else images, torch.arange(2))
     assert clf.head.n == 0
 

@@ -225,7 +225,7 @@ def test_verbs_by_name(data, tmp_path):
 
 def test_a_head_with_samples_gets_no_store(data, tmp_path):
     clf = attach(network(), K).add(data[0], data[1])
-    with pytest.raises(StoreError, match="already holds samples"):
+    with pytest.raises(StoreError, match="already has samples"):
         clf.join(tmp_path / "store")
     assert clf.store is None
     store = SampleStore(tmp_path / "theirs", LSSVMHead(24, K))

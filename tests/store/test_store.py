@@ -506,7 +506,7 @@ def test_refusals_on_opening(store: SampleStore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store"):
         SampleStore(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(StoreError, match="already holds samples"):
+    with pytest.raises(StoreError, match="already has samples"):
         SampleStore(tmp_path / "fresh", head=new_head().add(x, y))
     with pytest.raises(StoreError, match="drives an LSSVMHead"):
         SampleStore(tmp_path / "other", head=torch.nn.Linear(2, 2))
@@ -560,7 +560,7 @@ def test_bound_to_a_network(tmp_path: Path) -> None:
         SampleStore(tmp_path / "s", fingerprint="vit")
     with SampleStore(tmp_path / "s") as store:
         assert store.fingerprint == "resnet"
-        with pytest.raises(ValueError, match="Give the fingerprint"):
+        with pytest.raises(ValueError, match="Pass the fingerprint"):
             store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3]))
         store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3], fingerprint="resnet"))
         store.apply(Remove(ids=["a"]))

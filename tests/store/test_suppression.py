@@ -157,7 +157,7 @@ def test_a_list_that_is_missing_older_or_another_one(folder: Path) -> None:
         erase(folder, store, subject="customer-1")
         (folder / "erased.list").rename(folder / "moved.list")
         add = Add(["n"], X[:1], Y[:1])
-        with pytest.raises(StoreError, match="is not there"):
+        with pytest.raises(StoreError, match="is missing"):
             store.apply(add)
         shutil.copy(folder / "old copy", folder / "erased.list")
         with pytest.raises(StoreError, match="an older copy"):

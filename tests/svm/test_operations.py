@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_changes_none_of_several_machines():
 def test_a_checkpoint_of_another_kernel_is_refused(machine):
     svm, other = machine(RBF(gamma=1.0)), machine(Laplacian(gamma=1.0))
     svm.add(*noisy(10))
-    with pytest.raises((ValueError, RuntimeError), match="the kernel RBF, this one has Laplacian"):
+    with pytest.raises((ValueError, RuntimeError), match="the kernel RBF, but this one has Laplacian"):
         other.load_state_dict(svm.state_dict())
 
 
