@@ -880,8 +880,8 @@ def predictions(head: LinearHead, scores: Tensor, thresholds: Any = None) -> Ten
         return scores[:, 0] if head.num_classes == 1 else scores
     if head.statistics.kind == "values":
         raise ValueError(
-            'this head holds float targets (B, K), which name no class: build it with targets="multilabel" for several '
-            'labels for each sample, or targets="regression" for numbers. If your targets are a coding of classes, use '
+            'this head has learned float targets (B, K), not classes: create it with targets="multilabel" for several '
+            'labels for each sample, or targets="regression" for numbers. If your targets encode classes, use '
             "head(x).argmax(1)"
         )
     return scores.argmax(1)
