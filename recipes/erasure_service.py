@@ -331,7 +331,7 @@ class RoleCheck:
 
 
 async def refuse_body(_: Request, error: Exception) -> JSONResponse:
-    """Report what is wrong with a request body without quoting it, because it may contain personal data."""
+    """Report what is wrong with a request body, by the names of its fields. Values are not quoted: they may name a person."""
     assert isinstance(error, RequestValidationError)
     return JSONResponse({"detail": [{"where": e["loc"], "problem": e["msg"]} for e in error.errors()]}, 422)
 
