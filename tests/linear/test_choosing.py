@@ -260,7 +260,7 @@ def test_bad_input() -> None:
         (head, {"rhos": [1.0, -1.0]}, "finite and > 0"),
         (head, {"rhos": [float("nan")]}, "finite and > 0"),
         (head, {"method": "best"}, "method must be one of"),
-        (head, {"method": "loo"}, "needs the samples"),
+        (head, {"method": "loo"}, 'method="loo" needs'),
         (head, {"method": "loo", "x": x[:5], "y": y[:5]}, "all samples that the head holds"),
         (head, {"method": "kfold"}, "folds"),
         (head, {"score": "accuracy"}, "accuracy"),

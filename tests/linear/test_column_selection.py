@@ -212,7 +212,7 @@ def test_select_refuses_what_it_cannot_judge():
     head.add(X, Y)
     for options, text in (
         ({"columns": [0, 1]}, "list of candidates"), ({"columns": []}, "empty"), ({"columns": 3}, "list of candidates"),
-        ({"scale": ()}, "empty"), ({"scale": "max"}, "scale"), ({"method": "loo"}, "needs the samples"), ({"rho": [-1.0]}, "rhos"),
+        ({"scale": ()}, "empty"), ({"scale": "max"}, "scale"), ({"method": "loo"}, "needs the current samples"), ({"rho": [-1.0]}, "rhos"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
             select(head, **options)

@@ -54,6 +54,21 @@ def test_the_choice_is_the_least_gcv_error(scale, grid):
     assert "rho" not in plain.choices
 
 
+@pytest.mark.parametrize(("n", "seed"), [(20, 3), (35, 2), (40, 0)])
+def test_with_few_samples_the_choice_can_be_solved(n, seed):
+    # As with 40 photographs and 1,280 features of very different sizes: GCV is nearly flat towards rho = 0. A rho too small to
+    # be solved would issue a NumericalWarning, which is an error here.
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    x = (torch.randn(n, 640, generator=g) + 3 * y[:, None]).relu() * torch.logspace(-2, 1, 640)
+    head = LSSVMHead(640, 2).add(x, y)
+    assert head.rho > 0
+    Xc = head.grid.snap(x).numpy() - head.grid.snap(x).numpy().mean(0)
+    T = np.where(np.arange(2)[None] == y.numpy()[:, None], 1.0, -1.0)
+    dual = Xc.T @ np.linalg.solve(Xc @ Xc.T + head.rho * np.eye(n), T - T.mean(0))
+    np.testing.assert_allclose(head.w.numpy(), dual, rtol=0, atol=1e-8 * np.abs(dual).max())
+
+
 def test_it_is_chosen_at_the_first_read_and_stays_until_refresh():
     x, y = samples()
     more, labels = samples(400, 1)

@@ -407,7 +407,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], tuple[
     "options are noise": (lambda s: edited(s, "options", noise), ("LSSVMHead",)),
     "options of another format": (
         lambda s: edited(s, "options", rewritten(format="torchlssvm-head-0")),
-        ("format 1", "torchlssvm-head-0"),
+        ("format 2", "torchlssvm-head-0"),
     ),
     "statistics of another grid": (lambda s: edited(s, "statistics.meta", rewritten(bits=18)), ("damaged",)),
     "a linear layer's": (lambda s: dict(nn.Linear(J, K).state_dict()), ("Missing key", "Unexpected key", '"weight"')),

@@ -76,7 +76,7 @@ def test_samples_must_be_those_held():
     svm = IncrementalSVM(RBF(gamma=0.3)).fit(X, Y)
     with pytest.raises(ValueError, match="order of ids"):
         svm.decision(QUERIES, samples=X.flip(0))
-    with pytest.raises(ValueError, match="40 samples"):
+    with pytest.raises(ValueError, match="40 current samples"):
         svm.span_margins(samples=X[:5])
 
 

@@ -21,7 +21,7 @@ from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.statistics import Statistics
 
-FORMAT = 1
+FORMAT = 2
 """Format of a saved head; files with another number are refused."""
 
 

@@ -21,8 +21,9 @@ LEAST_SAMPLES = 10
 """Fewest samples for choosing rho. With fewer samples, or only one class, the expected error cannot be estimated."""
 
 LOWEST_POWER, HIGHEST_POWER = -20, 10
-"""Window of the candidates, in powers of two times the mean eigenvalue: 1e-6, above which systems are solved to ten digits, to
-1e3, where nothing is learned."""
+"""Window of the candidates, in powers of two times the mean eigenvalue: from 1e-6 to 1e3, where nothing is learned. With fewer
+samples than features, the lower end is 1e-6 times the largest sum of squares of a feature instead, because a smaller rho could
+not be solved to nine digits."""
 
 TIE_TOLERANCE = 1e-7
 """Errors within this share of the least count as equal. It is far above rounding (1e-12), and far below one sample's effect."""
@@ -32,9 +33,12 @@ def candidates(view: HeadView) -> Tensor:
     """Powers of two (r,) around the mean eigenvalue of the features."""
     stats = view.statistics
     diagonal = normal.moments(stats, view.units, view.intercept, standard=view.standard).G.diagonal()
-    mean = float(diagonal.mean())
-    exponent = math.frexp(mean)[1] if mean > 0 and math.isfinite(mean) else 0
-    powers = range(exponent + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
+    mean, largest = torch.stack([diagonal.mean(), diagonal.amax()]).tolist()
+    if not (mean > 0 and math.isfinite(mean)):
+        mean = largest = 0.5
+    exponent = math.frexp(mean)[1]
+    lowest = math.frexp(largest)[1] if stats.n <= stats.in_features else exponent
+    powers = range(lowest + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
     return torch.tensor([2.0**k for k in powers], dtype=torch.float64, device=view.device)
 
 
