@@ -69,8 +69,8 @@ def adapt(
     """Train all layers of a classifier with AdamW, a one-cycle learning rate and cross entropy.
 
     The network cannot forget these samples later, so train it only on samples that may stay. Call this function before
-    :func:`torchlssvm.attach`, which removes the last layer and freezes the rest. Batch norms keep their statistics. After an
-    error or an interrupt, the weights are those of before.
+    :func:`torchlssvm.attach`, because attaching removes the last layer and freezes the rest. The statistics of batch norms do
+    not change. If training stops with an error or an interrupt, the network gets its earlier weights back.
 
     Args:
         model: a classifier with as many outputs as there are classes. It is trained in place.

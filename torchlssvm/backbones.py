@@ -70,9 +70,9 @@ def best_weights(name: str) -> str:
 def load_network(name: str, weights: str | None = None, tokenizer: Any = None) -> tuple[nn.Module, Any]:
     """Load a network by name, and its preprocessing of images or texts (None for a timm network).
 
-    A name that torchvision knows loads a torchvision network, ``timm/<name>`` a timm network, and any other name or folder a
-    transformers encoder. Pass ``weights`` as for :func:`build`, or the folder of the encoder if it has moved. Default: the best
-    weights available.
+    The name decides which library loads the network: torchvision for the names it knows, timm for ``timm/<name>``, and
+    transformers for any other name or a folder. Pass ``weights`` as for :func:`build`, or the new folder of an encoder that has
+    moved. By default, the best weights available are loaded.
     """
     encoder = Path(name).is_dir() or "/" in name or ("-" in name and find_spec("torchvision") is None)
     known = [] if encoder else _classifiers()  # ModuleNotFoundError without torchvision, whose names have no "-"

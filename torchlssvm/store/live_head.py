@@ -256,9 +256,9 @@ class LiveHead:
     def publish(self, changed: int, erased: bool) -> None:
         """Save the statistics for other processes, after an erasure and whenever enough rows have changed.
 
-        Sums from before an erasure are removed at once. A store with less than one batch of rows publishes nothing, because
-        summing the rows is faster, whatever their width. In a burst of erasures, only some states are published, and if a
-        state is missing, other processes sum the rows.
+        An erasure always deletes the sums that were saved before it. New sums are not always saved: a small store saves none,
+        because other processes can sum its rows faster, and a burst of erasures saves at most one state per second. A process
+        that finds no sums for a state sums the rows instead.
         """
         self._rows_since_snapshot += changed
         due = self._rows_since_snapshot >= self._snapshot_rows

@@ -680,10 +680,10 @@ class SampleStore:
     def refresh(self) -> float | None:
         """Choose rho again if it is chosen automatically and samples have changed since the last choice; store and return rho.
 
-        A head with ``rule="auto"`` also chooses between least squares and the discriminant, by leave-one-out accuracy. If the
-        store keeps a calibration, the calibration is renewed. Commands call this method when they end, and :meth:`certificate`
-        calls it first. A store that cannot be written keeps its rho, and ``choices`` reports that this rho is older than the
-        samples.
+        With ``rule="auto"``, the method also chooses between least squares and the discriminant, by leave-one-out accuracy. If
+        the store keeps a calibration, the method calibrates again. You rarely need to call it yourself, because every command
+        calls it at its end and :meth:`certificate` calls it first. In a store that cannot be written, nothing changes, and
+        ``choices`` reports that rho is older than the samples.
         """
         adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
@@ -1145,8 +1145,8 @@ class SampleStore:
     def backup(self, path: str | os.PathLike[str]) -> Path:
         """Copy the store at one position to a new folder, while this and other processes continue to use the store.
 
-        The copy still contains samples that you erase later, so certificates of their erasure list it as long as it exists.
-        Restore it only with :meth:`from_backup`, which erases these samples again.
+        The copy still contains samples that you erase later. Certificates of later erasures therefore name the copy for as long
+        as it exists. Restore it only with :meth:`from_backup`, which erases those samples again.
         """
         target = check_folder(path)
         if os.path.lexists(target):
