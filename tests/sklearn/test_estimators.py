@@ -573,3 +573,15 @@ def test_maps_and_taps_are_transformers() -> None:
     np.testing.assert_allclose(features, taps(torch.from_numpy(images)).numpy(), atol=1e-6)
     pipe = make_pipeline(ModuleTransformer(taps), LSSVMClassifier()).fit(images, np.arange(30) % 2)
     assert pipe.predict(images).shape == (30,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gamma", "equal"), [("relu", "auto", True), ("fourier", "auto", True), ("fourier", "scale", False)]
+)
+def test_a_random_map_learns_nothing_unless_gamma_is_taken_from_the_data(kind, gamma, equal):
+    X, y = (part[:300] for part in load_digits(return_X_y=True))
+    first, never = (RandomFeatures(60, kind, gamma=gamma).fit(rows) for rows in (X, X[20:]))
+    clf = LSSVMClassifier(rho=1.0, grid=2.0 if kind == "fourier" else 64.0).fit(first.transform(X), y)
+    clf.partial_unfit(first.transform(X[:20]), y[:20])
+    other = LSSVMClassifier(rho=1.0, grid=clf.grid).fit(never.transform(X[20:]), y[20:])
+    assert (clf.head_.digest() == other.head_.digest()) == equal

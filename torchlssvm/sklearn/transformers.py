@@ -34,7 +34,9 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kind: ``"relu"`` (:class:`~torchlssvm.features.RandomReLU`), ``"fourier"`` (:class:`~torchlssvm.features.RandomFourier`,
             for the RBF kernel) or ``"nystroem"`` (:class:`~torchlssvm.features.Nystroem`, for the RBF kernel). The map of
             ``"nystroem"`` contains rows of X, so fit it again after an erasure.
-        gamma: the gamma of the RBF kernel, ``"scale"`` (1 / (J var(X))) or a number. ``"relu"`` does not use it.
+        gamma: the gamma of the RBF kernel: a number, ``"auto"`` (1 / J, which suits standardized columns) or ``"scale"``
+            (1 / (J var(X))). ``"scale"`` depends on all rows of X, so fit the map again after an erasure. ``"relu"`` does not
+            use gamma.
         seed: the seed of the map. The same seed gives the same map on every machine.
         batch_size: the number of rows mapped at a time.
         device: the device of the map.
@@ -49,7 +51,7 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     """
 
     def __init__(
-        self, n_components: int = 2000, kind: str = "relu", *, gamma: Any = "scale", seed: int = 0, batch_size: int = 1024,
+        self, n_components: int = 2000, kind: str = "relu", *, gamma: Any = "auto", seed: int = 0, batch_size: int = 1024,
         device: Any = None,
     ):  # fmt: skip
         self.n_components, self.kind, self.gamma, self.seed = n_components, kind, gamma, seed
@@ -65,8 +67,8 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if kind == "relu":
             self.module_ = RandomReLU(J, M, seed=self.seed, device=self.device)
             return self
-        spread = J * float(X.var())
-        gamma = checks.positive((1.0 / spread if spread else 1.0) if self.gamma == "scale" else self.gamma, "gamma")
+        spread = J * (float(X.var()) or 1.0 / J) if self.gamma == "scale" else J
+        gamma = checks.positive(1.0 / spread if self.gamma in ("auto", "scale") else self.gamma, "gamma")
         if kind == "fourier":
             self.module_ = RandomFourier(J, M, gamma=gamma, seed=self.seed, device=self.device)
         else:
