@@ -37,8 +37,11 @@ SUBPACKAGES = {name.rstrip("/") for row in LAYERS for name in row if name.endswi
 # The highest row that may be imported, where that is not simply "below one's own": nothing uses testing, hence the top
 # row, and testing itself checks the machines, not what is built on them.
 CEILING = {"testing": LEVEL["linear"]}
-# The one import that goes up, inside a function: `attach(..., store=)` opens a store when it is asked for one.
-UPWARD = {("torchlssvm.linear.attach", "torchlssvm.store.attached_samples")}
+# The imports that go up, inside a function: `attach(..., store=)` and `verify(..., store=)` open the store at a path.
+UPWARD = {
+    ("torchlssvm.linear.attach", "torchlssvm.store.attached_samples"),
+    ("torchlssvm.audit.verification", "torchlssvm.store"),
+}
 
 
 def module_name(path: Path) -> str:

@@ -103,6 +103,25 @@ def test_it_holds(store: SampleStore, tmp_path: Path) -> None:
     assert (fast.checks["rows"].facts["fast"], report.checks["rows"].facts["fast"]) == (True, False)
 
 
+def test_the_store_may_be_a_path(store: SampleStore, tmp_path: Path) -> None:
+    certificate, path = store.certificate("erasure", key=KEY), tmp_path / "store"
+    whole = verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+    for form in (path, str(path)):
+        for fast in (False, True):
+            found = verify(certificate, head=store.head, store=form, public_key=PUBLIC, fast=fast)
+            assert found.checks.keys() == whole.checks.keys()
+    with pytest.raises(StoreError, match="no store"):
+        verify(certificate, store=tmp_path / "elsewhere", public_key=PUBLIC)
+    for wrong in (3, store.head, {"path": str(path)}):
+        with pytest.raises(TypeError, match=type(wrong).__name__):
+            verify(certificate, store=wrong, public_key=PUBLIC)
+    store.apply(Add(ids=["later"], x=torch.ones(1, J), y=[0]))  # the store itself is still open and writable
+    with crafted.sql(path) as db:
+        db.execute("DELETE FROM samples WHERE id = 's0'")
+    with pytest.raises(VerificationError):
+        verify(certificate, store=path, public_key=PUBLIC)
+
+
 def test_a_head_without_its_store_needs_an_opening(store: SampleStore, tmp_path: Path) -> None:
     certificate, opening = store.certificate("erasure", key=KEY), store.opening()
     with pytest.raises(VerificationError, match="opening="):

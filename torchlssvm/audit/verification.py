@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from torchlssvm.audit.certificate import Certificate, Opening, public_choices
 from torchlssvm.audit.checks import Check, FileState, Outcome, Report, checking
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
+from torchlssvm.files import holds_store
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.data_choices import ChoiceState
@@ -49,7 +51,7 @@ LEAST_DIVISOR = 1e-300
 def verify(
     certificate: Certificate | Mapping[str, Any] | str | bytes | os.PathLike[str],
     head: Any = None,
-    store: SampleStore | None = None,
+    store: SampleStore | str | os.PathLike[str] | None = None,
     public_key: Any = None,
     allow_unsigned: bool = False,
     *,
@@ -66,9 +68,9 @@ def verify(
             fails. A MarginHead or a kernel machine must hold the remaining rows and no others. A calibration must match the
             certificate or, with the store, the remaining rows. The network of a classifier must have the fingerprint in the
             certificate.
-        store: the store. The journal must be unbroken and contain the events of the certificate. The rows must contain no
-            erased sample, and their sum must match the commitment. Everything else that the certificate says about the store
-            must be true.
+        store: the store, or its path (it is then opened read-only). The journal must be unbroken and contain the events of the
+            certificate. The rows must contain no erased sample, and their sum must match the commitment. Everything else that
+            the certificate says about the store must be true.
         public_key: the Ed25519 key of the issuer, from a source that you trust, never from the certificate. Pass one key, a
             list, or a mapping from names of holders to keys. One of the keys must have signed.
         allow_unsigned: accept a certificate without a signature, and do not check a signature if you pass no key.
@@ -77,6 +79,19 @@ def verify(
         fast: check the sums with Freivalds' test (:mod:`torchlssvm.statistics.sum_check`) instead of summing the rows again.
             The test takes as long as reading the rows, and wrong sums pass with a probability below 2^-60.
     """
+    if isinstance(store, str | os.PathLike):
+        with open_store(store, fast) as found:
+            return verify(
+                certificate,
+                head,
+                found,
+                public_key,
+                allow_unsigned,
+                opening=opening,
+                preprocessing=preprocessing,
+                fast=fast,
+            )
+    check_store(store)
     machine = getattr(head, "head", head)  # of an attached classifier
     given = Examined(read_certificate(certificate), head, machine, store, read_opening(opening), preprocessing, fast)
     with checking("signature"):
@@ -93,6 +108,34 @@ def verify(
             raise
         except StoreError as error:
             raise VerificationError(f"the store is damaged: {error}") from error
+
+
+@contextmanager
+def open_store(path: str | os.PathLike[str], fast: bool) -> Iterator[SampleStore]:
+    """Open a store for the time of a check. Raises VerificationError if it is damaged."""
+    from torchlssvm.store import SampleStore
+
+    try:
+        with SampleStore(path, readonly=True) as store:
+            if not fast:  # the fast check does this itself
+                store.check_structure()
+            yield store
+    except StoreBusyError:
+        raise
+    except StoreError as error:
+        if not holds_store(Path(path)):
+            raise
+        raise VerificationError(f"the store is damaged: {error}") from error
+
+
+def check_store(store: Any) -> None:
+    """Raise TypeError unless ``store`` is a store or None."""
+    if store is None:
+        return
+    from torchlssvm.store import SampleStore
+
+    if not isinstance(store, SampleStore):
+        raise TypeError(f"store takes a SampleStore or the path of one; got {type(store).__name__}")
 
 
 @dataclass
