@@ -118,6 +118,33 @@ def test_the_fingerprint_is_that_of_network_and_preprocessing(shell: Shell, weig
     assert "fingerprint" in shell(*ADD, "--weights", weights["other"], code=1)
 
 
+def test_attach_with_the_name_of_the_network_loads_the_weights_of_init(shell: Shell, weights: dict[str, Path]) -> None:
+    from torchlssvm import attach
+    from torchlssvm.backbones import load_network
+
+    shell(*ADD)
+    said = shell.json("classify", "s", "--images", "photos")["predictions"]
+    pictures = [f"photos/{name}" for name in IDS]
+    clf = attach(NAME, 3, store="s")
+    assert clf.predict(pictures, names=True) == [row["class"] for row in said]
+    clf.store.close()
+    bare = torchvision.models.get_model(NAME, weights=None)
+    bare.load_state_dict(torch.load(weights["whole"], weights_only=True))
+    with pytest.raises(ValueError, match="preprocessing"):  # the fingerprint covers it
+        attach(bare, 3, store="s")
+    moved = shell.folder / "moved.pt"
+    weights["whole"].rename(moved)
+    try:
+        with pytest.raises(FileNotFoundError, match="load_network"):
+            attach(NAME, 3, store="s")
+        network, preprocess = load_network(NAME, str(moved))
+        clf = attach(network, 3, store="s", preprocess=preprocess)
+        assert clf.predict(pictures, names=True) == [row["class"] for row in said]
+        clf.store.close()
+    finally:
+        moved.rename(weights["whole"])
+
+
 def test_again_and_with_one_more(shell: Shell) -> None:
     shell(*ADD)
     again = shell.json(*ADD, "--batch-size", 2)  # features differ in their last bits

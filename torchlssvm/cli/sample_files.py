@@ -20,13 +20,13 @@ from torch import Tensor
 from torchlssvm.backbones import load_network, load_pt
 from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch
+from torchlssvm.store.database import DEFAULT_WEIGHTS
 from torchlssvm.wording import counted
 
 Values: TypeAlias = list[str] | Tensor
 """One value for each sample: texts, or numbers (n,) or (n, K)."""
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-DEFAULT_WEIGHTS = "default"
 
 NAME_COLUMNS = "Use --labels, --ids or --subjects to name columns that are not features."
 

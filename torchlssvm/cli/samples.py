@@ -196,7 +196,8 @@ def load_backbone(options: argparse.Namespace, store: SampleStore) -> AttachedCl
     """Load the network that computes the store's features from images or texts, and check that it is the right one."""
     from torchlssvm.backbone_hash import fingerprint
     from torchlssvm.backbones import Pictures
-    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, attach_named
+    from torchlssvm.cli.sample_files import attach_named
+    from torchlssvm.store.database import DEFAULT_WEIGHTS
 
     kept, classes = Settings.load(store), store.head.num_classes
     if kept.backbone is None:

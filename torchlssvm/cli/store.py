@@ -173,9 +173,10 @@ def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> 
     if options.backbone is None:
         return head_class(options.head)(options.in_features, classes, **build), options.fingerprint, None
     from torchlssvm.backbone_hash import fingerprint
-    from torchlssvm.cli.sample_files import DEFAULT_WEIGHTS, attach_named
+    from torchlssvm.cli.sample_files import attach_named
     from torchlssvm.features.description import describe_network
     from torchlssvm.features.layer_taps import LAYER_SETS
+    from torchlssvm.store.database import DEFAULT_WEIGHTS
 
     weights = options.weights or DEFAULT_WEIGHTS
     settings.backbone = options.backbone

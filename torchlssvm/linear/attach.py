@@ -93,8 +93,9 @@ def attach(
     Args:
         model: the network, a :class:`~torchlssvm.features.LayerTaps`, or the name of a network: a torchvision name
             (``"mobilenet_v2"``), a timm name (``"timm/resnet18"``), or the name or folder of a transformers encoder. A named
-            network is loaded with published weights and accepts lists of PIL images, image paths or texts as batches. If you
-            pass ``in_features``, the model must already return features and is used unchanged.
+            network is loaded with the weights file that ``store`` names, otherwise with published weights. It accepts lists of
+            PIL images, image paths or texts as batches. If you pass ``in_features``, the model must already return features and
+            is used unchanged.
         num_classes: K, the number of classes. May be omitted if you pass ``classes``. With ``targets="multilabel"``, the number
             of labels; with ``targets="regression"``, the number of values to predict.
         head: ``"lssvm"`` or None for an ``LSSVMHead``, ``"margin"`` for a ``MarginHead``, or a module with ``add``, ``remove``
@@ -150,7 +151,7 @@ def attach(
         num_classes = len(classes)
     if num_classes is None:
         raise ValueError("give the number of classes, attach(model, 2), or their names, classes=['ant', 'bee']")
-    network, source, prepare = _load_network(model, tokenizer, preprocess)
+    network, source, prepare = _load_network(model, tokenizer, preprocess, store)
     given = None if isinstance(head, nn.Module) else set(head_options)
     if store is not None and not isinstance(head, nn.Module):
         from torchlssvm.store.attached_samples import stored_options  # imported only if there is a store
@@ -187,11 +188,16 @@ def _class_names(classes: Sequence[str], num_classes: int | None) -> list[str]:
 
 
 def _load_network(
-    model: nn.Module | str, tokenizer: Any, preprocess: Callable[[Any], Any] | None
+    model: nn.Module | str, tokenizer: Any, preprocess: Callable[[Any], Any] | None, store: Any
 ) -> tuple[nn.Module, str | None, Callable[[Any], Any] | None]:
     """The network, its name if it was given by name, and what turns pictures or texts into its input."""
     if isinstance(model, str):
-        network, prepared = load_network(model, tokenizer=tokenizer)
+        weights = None
+        if store is not None:
+            from torchlssvm.store.attached_samples import stored_weights  # imported only if there is a store
+
+            weights = stored_weights(store, model)
+        network, prepared = load_network(model, weights, tokenizer)
         return network, model, preprocess or prepared
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, or the name of a network; got {type(model).__name__}")
@@ -1039,7 +1045,7 @@ class AttachedClassifier(nn.Module):
             AttributeError,
         ) as error:
             raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
-        model, source, prepare = _load_network(model, tokenizer, preprocess)
+        model, source, prepare = _load_network(model, tokenizer, preprocess, store)
         if model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]:
             features = Features(model, J, how)  # the backbone itself
         else:

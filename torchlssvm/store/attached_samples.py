@@ -18,7 +18,14 @@ from torchlssvm.functional.conformal import misfit
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.kinds import HEAD_KINDS
-from torchlssvm.store.database import ADAPTED_NOTE, NETWORK_NOTE, SETTINGS_NOTE, Database
+from torchlssvm.store.database import (
+    ADAPTED_NOTE,
+    DEFAULT_WEIGHTS,
+    NETWORK_NOTE,
+    NOTE_PREFIX,
+    SETTINGS_NOTE,
+    Database,
+)
 from torchlssvm.store.erasure.requests import name_list
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import CALIBRATE_RECORD, SampleStore
@@ -147,14 +154,34 @@ def stored_options(store: Any, kind: str | None, given: dict[str, Any]) -> tuple
 
     Options that can be set later (``SETTABLE_OPTIONS``) are not among them: :class:`AttachedSamples` takes them from the store.
     """
-    file = Path(store) / DATABASE_FILE if isinstance(store, str | os.PathLike) else None
-    if file is None or not file.exists():
-        return kind, given
-    with closing(Database(file, create=False, readonly=True)) as database:
-        config = database.get("head", None)
+    config = _read(store, "head")
     stored = next((name for name, made in HEAD_KINDS.items() if config and made.__name__ == config["type"]), None)
     if stored is None or kind not in (None, stored):
         return kind, given
     own = ("type", "in_features", "num_classes", *SETTABLE_OPTIONS)
     options = {name: value for name, value in arguments(config).items() if name not in own}
     return stored, options | given
+
+
+def stored_weights(store: Any, name: str) -> str | None:
+    """Return the weights file with which ``torchlssvm init`` loaded the network of this name for a store, or None."""
+    made = _read(store, NOTE_PREFIX + SETTINGS_NOTE) or {}
+    weights: str | None = made.get("weights")
+    if made.get("backbone") != name or weights in (None, DEFAULT_WEIGHTS):
+        return None
+    if not Path(weights).exists():
+        raise FileNotFoundError(
+            f"the store at {store} was made with the weights {weights}, which do not exist any more. If you have moved them, "
+            f"call model, preprocess = torchlssvm.backbones.load_network({name!r}, FILE), and attach(model, ..., store=store, "
+            "preprocess=preprocess)"
+        )
+    return weights
+
+
+def _read(store: Any, record: str) -> Any:
+    """Return a record of a store that is given as a folder; None if there is no such store or record."""
+    file = Path(store) / DATABASE_FILE if isinstance(store, str | os.PathLike) else None
+    if file is None or not file.exists():
+        return None
+    with closing(Database(file, create=False, readonly=True)) as database:
+        return database.get(record, None)

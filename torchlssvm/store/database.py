@@ -39,6 +39,9 @@ NETWORK_NOTE = "network"
 SETTINGS_NOTE = "cli"
 """The note from which the command line loads the network: its name, its weights, and options of ``attach``."""
 
+DEFAULT_WEIGHTS = "default"
+"""Stands for the published weights in ``SETTINGS_NOTE``, where another value is a file or folder."""
+
 ADAPTED_NOTE = "adapted"
 """The note with the ids and subjects of the samples that the network was trained on."""
 

@@ -271,7 +271,9 @@ class SampleStore:
         bound, config = self.fingerprint, self._db.get("head")
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
-                f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
+                f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}. The "
+                "fingerprint covers the weights, the preprocessing, and the layers, views and feature map of the features. If "
+                "the store was made with a network by name, pass attach the same name"
             )
         self.table.load_codec()
         given = self.live.adapter
