@@ -98,6 +98,18 @@ def test_it_opens_with_erasures_requests_and_work_to_be_done(place) -> None:
         )  # certificates name it after the next erasure
 
 
+def test_each_open_request_is_a_task_also_of_somebody_unknown(tmp_path) -> None:
+    with SampleStore(tmp_path / "s", head=LSSVMHead(2, 2, grid=4.0)) as store:
+        store.apply(Add(ids=["a", "b", "c", "d"], x=torch.eye(2).repeat(2, 1), y=[0, 1, 0, 1], subject="u1"))
+        assert gather(store).waiting == []
+        opened = store.requests.open("nobody", request_id="R-9")
+        (task,) = gather(store).waiting
+        assert "R-9" in task
+        assert opened.due in task
+        store.requests.close("R-9", "nothing is held")
+        assert gather(store).waiting == []
+
+
 def test_harm_is_what_retraining_a_half_says(place) -> None:
     with SampleStore(place / "store", readonly=True) as store:
         ids = store.find()

@@ -154,6 +154,7 @@ def waiting_work(store: SampleStore) -> list[str]:
             f"{counted(len(store.returned), 'sample')} held that were erased on request: erase them again (torchlssvm "
             "suppression apply)."
         )
+    out += [f"Request {r.id} must be answered by {r.due}." for r in requests if not r.overdue]
     last = max((e.position for e in store.history() if e.kind == "remove"), default=0)
     receipts = len(store.receipts.unwritten())
     if receipts:
