@@ -171,7 +171,7 @@ def stored_weights(store: Any, name: str) -> str | None:
         return None
     if not Path(weights).exists():
         raise FileNotFoundError(
-            f"the store at {store} was made with the weights {weights}, which do not exist any more. If you have moved them, "
+            f"the store at {store} was made with the weights {weights}, but this file does not exist. If you have moved it, "
             f"call model, preprocess = torchlssvm.backbones.load_network({name!r}, FILE), and attach(model, ..., store=store, "
             "preprocess=preprocess)"
         )
