@@ -23,7 +23,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,24 +122,26 @@ class Service:
         self.overdue = Gauge("erasure_requests_overdue", "Open requests whose last day is past", registry=self.metrics)
         self.erasures = Counter("erasures", "Requests erased, compacted and certified", registry=self.metrics)
         self.failures = Counter("erasure_failures", "Attempts that failed", registry=self.metrics)
-        if readonly:
-            self.store = SampleStore(store, readonly=True)
-            self.publish()
-        else:
-            self.lock = lock_for_writing(store)
-            outbox.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.store = SampleStore(store, suppression_list=suppression_list, fingerprint=fingerprint)
-            self.publish()
-            self.catch_up()
-            if suppression_list is not None and self.store.use_suppression_list(suppression_list):
-                raise StoreError(f"{store} holds suppressed samples: run torchlssvm suppression apply first")
+        with ExitStack() as opened:
+            if readonly:
+                self.store = opened.enter_context(SampleStore(store, readonly=True))
+                self.publish()
+            else:
+                opened.callback(os.close, lock_for_writing(store))
+                outbox.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.store = opened.enter_context(
+                    SampleStore(store, suppression_list=suppression_list, fingerprint=fingerprint)
+                )
+                self.publish()
+                self.catch_up()
+                if suppression_list is not None and self.store.use_suppression_list(suppression_list):
+                    raise StoreError(f"{store} holds suppressed samples: run torchlssvm suppression apply first")
+            self.opened = opened.pop_all()
 
     def close(self) -> None:
         """Finish the waiting work, then close the store."""
         self.thread.shutdown()
-        self.store.close()
-        if not self.readonly:
-            os.close(self.lock)
+        self.opened.close()
 
     def publish(self) -> None:
         """Replace the state from which the service answers."""

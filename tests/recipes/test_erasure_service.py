@@ -115,6 +115,15 @@ def test_features_of_a_network_need_its_fingerprint(recipe: Any, options: dict[s
             assert answer.status_code == status
 
 
+def test_a_service_that_cannot_start_releases_the_store(recipe: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    options["store"] = tmp_path / "bound"
+    SampleStore(options["store"], head=LSSVMHead(3, 2, grid=8.0), fingerprint="network-1").close()
+    with pytest.raises(ValueError, match="network-2"):
+        recipe.Service(**options, fingerprint="network-2")
+    recipe.Service(**options, fingerprint="network-1").close()
+    recipe.Service(**options, fingerprint="network-1").close()
+
+
 def finished(client: Any, request: str, seconds: float = 60.0) -> dict[str, Any]:
     """The state of a request once it is answered."""
     end = time.monotonic() + seconds
