@@ -19,7 +19,7 @@ a NumPy array, or a pandas Series or DataFrame.
 
 A head without a store does not keep its samples, so its events must carry them as they were added: ``x`` and ``y`` of a
 Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store keeps the samples and ignores these
-fields.
+fields, except ``y_old`` of a Relabel: it refuses the event if a sample has another label.
 """
 
 from __future__ import annotations
@@ -350,7 +350,8 @@ class Relabel(EventBase):
     """Change the labels or targets of samples, given by ids or by subject.
 
     For a subject, pass one label per sample, in the order in which the samples were added, or a single label for all of them.
-    Without a store, also pass x and y_old as they were added.
+    Without a store, also pass x and y_old as they were added. With a store, y_old is optional and needs ids: the store raises
+    RemovalError if a sample no longer has this label.
     """
 
     kind: ClassVar[str] = "relabel"
@@ -366,7 +367,10 @@ class Relabel(EventBase):
     def __post_init__(self) -> None:
         count = self._check_samples()
         self._set("y", check_targets(self.y, count))
-        self._check_held(count)
+        if self.x is None and self.y_old is not None and count is not None:  # for a store
+            self._set("y_old", check_targets(self.y_old, count))
+        else:
+            self._check_held(count)
         self._check_id()
 
 

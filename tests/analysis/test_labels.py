@@ -10,7 +10,8 @@ from sklearn.model_selection import cross_val_predict
 
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.analysis.label_errors import find_label_errors, from_scores
-from torchlssvm.events import Add
+from torchlssvm.errors import RemovalError
+from torchlssvm.events import Add, Relabel, from_primitives, to_primitives
 from torchlssvm.functional.whitened import margins
 from torchlssvm.store import SampleStore
 
@@ -104,6 +105,52 @@ def test_from_a_store_and_back(digits, tmp_path) -> None:
         again = store.label_errors()
         changed = found.order[:5]
         assert torch.equal(again.labels[changed], found.proposed[changed])
+
+
+def test_a_proposal_never_overwrites_a_newer_label(tmp_path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 5, generator=generator) + 6 * torch.nn.functional.one_hot(y, 5)
+    given = y.clone()
+    given[[3, 8]] = (y[[3, 8]] + 1) % 3
+    by_hand = int((y[3] + 2) % 3)
+    with SampleStore(tmp_path / "s", head=LSSVMHead(5, 3, grid=32.0, rho=1.0)) as store:
+        store.apply(Add(ids=range(60), x=x, y=given))
+        found = store.label_errors()
+        first, second = sorted(found.events(2), key=lambda event: int(event.ids[0]))
+        assert (first.ids, second.ids) == (("3",), ("8",))
+        store.apply(Relabel(ids=[3], y=[by_hand]))
+        digest, entries = store.head.digest(), len(store.history())
+        with pytest.raises(RemovalError, match="'3'") as refused:
+            store.apply([second, first])  # all or none
+        assert (refused.value.label, refused.value.held_label) == (int(given[3]), by_hand)
+        assert (store.head.digest(), len(store.history())) == (digest, entries)
+        assert store.get([3, 8]).y.tolist() == [by_hand, int(given[8])]
+        assert store.apply(from_primitives(to_primitives(second))).applied
+        assert not store.apply(second).applied  # the same event again is no stale proposal
+        assert store.get([8]).y.tolist() == [int(y[8])]
+        with pytest.raises(ValueError, match="differ in length"):
+            Relabel(ids=[3], y=[1], y_old=[0, 1])
+        with pytest.raises(ValueError, match="y_old"):
+            Relabel(subject="anna", y=1, y_old=[0])
+
+
+def test_a_proposal_for_several_labels_never_overwrites_newer_ones(tmp_path) -> None:
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+    given = x[:, :3] > 0
+    given[5, 1] = ~given[5, 1]
+    head = LSSVMHead(6, 3, grid=8.0, rho=1.0, targets="multilabel")
+    with SampleStore(tmp_path / "s", head=head) as store:
+        store.apply(Add(ids=range(80), x=x, y=given))
+        event = store.label_errors().events(1)[0]
+        row = int(event.ids[0])
+        newer = given[row : row + 1].clone()
+        newer[0, 2] = ~newer[0, 2]
+        store.apply(Relabel(ids=[row], y=newer))
+        with pytest.raises(RemovalError):
+            store.apply(event)
+        store.apply(Relabel(ids=[row], y=given[row : row + 1]))
+        assert store.apply(event).applied
 
 
 def test_bad_input(digits) -> None:

@@ -92,11 +92,15 @@ class LabelErrors:
     def events(self, count: int | None = None) -> list[Relabel]:
         """Propose new labels for the most suspicious samples, one event each. Review the events before you apply them.
 
-        Returns at most ``count`` events, and fewer if fewer samples are suspicious.
+        Returns at most ``count`` events, and fewer if fewer samples are suspicious. A store refuses an event if the label was
+        changed since.
         """
         if self.ids is None:
             raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
-        return [Relabel(ids=[self.ids[i]], y=[int(self.proposed[i])]) for i in self.suspects[:count].tolist()]
+        return [
+            Relabel(ids=[self.ids[i]], y=[int(self.proposed[i])], y_old=[int(self.labels[i])])
+            for i in self.suspects[:count].tolist()
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,7 +137,7 @@ class LabelPairErrors(LabelErrors):
         changed: dict[int, Tensor] = {}
         for i, k in self.suspects[:count].tolist():
             changed.setdefault(i, self.labels[i].clone())[k] = self.proposed[i, k]
-        return [Relabel(ids=[self.ids[i]], y=y[None]) for i, y in changed.items()]
+        return [Relabel(ids=[self.ids[i]], y=y[None], y_old=self.labels[i][None]) for i, y in changed.items()]
 
 
 @exactly

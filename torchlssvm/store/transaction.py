@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import TorchLSSVMError
+from torchlssvm.errors import RemovalError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.database import ADAPTED_NOTE, NOTE_PREFIX
@@ -277,10 +277,28 @@ class Transaction:
             )
 
         def change(rows: StoredRows, part: slice) -> None:
+            if event.y_old is not None:
+                self._check_labels(rows, event.y_old[part])
             self._change.exchange(*rows.samples, rows.x, targets[part])
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
         return self._change_rows(event, seqs, change)
+
+    def _check_labels(self, rows: StoredRows, expected: Tensor) -> None:
+        """Raise RemovalError if a sample has another label than a Relabel expects."""
+        held, wanted = map(self.table.codec.labels_and_targets, (rows.y, expected))
+        if held == wanted:
+            return
+        labels, old = held[0], wanted[0]
+        if labels is None or old is None:
+            raise RemovalError("the samples have other labels or targets than y_old. Nothing was changed.")
+        row = next(k for k, label in enumerate(labels) if label != old[k])
+        error = RemovalError(
+            f"the sample {rows.ids[row]!r} has the label {labels[row]}, not {old[row]} (y_old): it was relabelled since. Look "
+            "at it again. Nothing was changed."
+        )
+        error.label, error.held_label = old[row], labels[row]
+        raise error
 
     def _replace(self, event: Replace) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
