@@ -14,19 +14,14 @@ from torch import Tensor
 
 def bordered(Q: Tensor, y: Tensor, S: Tensor) -> Tensor:  # (n, n), (n,), (s,) -> (s + 1, s + 1)
     """Return A = [[0, y_S^T], [y_S, Q_SS]] (7)."""
-    A = torch.nn.functional.pad(Q[S][:, S], (1, 0, 1, 0))
-    border = torch.nn.functional.pad(y[S], (1, 0))
-    first = torch.zeros_like(border)
-    first[0] = 1.0
-    return A + torch.outer(first, border) + torch.outer(border, first)
+    rows = torch.cat([y[S][:, None], Q[S][:, S]], 1)
+    return torch.cat([torch.nn.functional.pad(y[S], (1, 0))[None], rows])
 
 
-def solution(
-    K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor]:  # (n, n), (n,) x 3, () -> (n,), ()
-    """Return alpha and b with their given values, differentiable in K.
+def solution(K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return alpha (n,) and b () with their given values, differentiable in K (n, n).
 
-    y: -1, +1; side: +1 in R, -1 in E, 0 in S. Without margin vectors, b lies in an interval, and its derivative is that of the
+    y (n,): -1, +1; side (n,): +1 in R, -1 in E, 0 in S. Without margin vectors, b lies in an interval, and its derivative is that of the
     middle of the interval, or of its only finite end.
 
     Example:
@@ -52,9 +47,7 @@ def solution(
     return alpha, b + (finite.mean() - finite.mean().detach())
 
 
-def span_margins(
-    K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor
-) -> Tensor:  # (n, n), (n,) x 3, () -> (n,)
+def span_margins(K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor) -> Tensor:  # -> (n,)
     """Return y_c f(x_c) - 1 of every sample c by the machine without it, by the span rule, differentiable in K.
 
     The span rule assumes that no other sample changes its set when c leaves, and is exact in that case. The value is then g_c

@@ -17,10 +17,9 @@ samples. With slot 0 for b,
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                               (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                               (14)
 
-When a sample changes from one set to another, this is called an *event*. Between events all rates are constant, so each step
-of the algorithm moves every machine to its next event, at the cost of one synchronisation of host and device. Different
-machines may have different numbers of margin vectors. The arrays of the coefficients therefore have a fixed number of slots
-for margin vectors, of which unused ones are zero and masked. All numbers are float64, on any device.
+An *event* moves a sample from one set to another. Between events all rates are constant, so each step of the algorithm moves
+every machine to its next event, at the cost of one synchronisation of host and device. All machines have the same number of
+slots for margin vectors, of which unused ones are zero and masked. All numbers are float64, on any device.
 
 Example:
     >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)
@@ -246,14 +245,8 @@ def follow(m: Machines, d: Tensor) -> int:  # (M, n)
         t = torch.minimum(t_event.amin(1), t_end)
         slots = t_out.shape[1]
         tied = t_event <= t[:, None] + SIMULTANEOUS_STEP  # one of them by lot: any fixed choice may cycle
-        lot = (
-            torch.arange(slots + n, device=d.device, dtype=d.dtype)
-            .mul(12.9898)
-            .add(78.233 * count)
-            .sin()
-            .mul(43758.5453)
-            .frac()
-        )
+        number = torch.arange(slots + n, device=d.device, dtype=d.dtype)
+        lot = (12.9898 * number + 78.233 * count).sin().mul(43758.5453).frac()
         event = torch.where(tied, lot.abs(), -1.0).argmax(1)
         enters, slot, i = event >= slots, event.clamp(max=slots - 1), (event - slots).clamp(min=0)
         lost = live & t.isinf()

@@ -2,9 +2,8 @@
 
 Newton steps on S solve the conditions g_S = 0. If a coefficient reaches a bound, the step ends and the sample leaves S. When S
 is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter, so alpha moves along
-the null vector [beta_i; 1] of the sample instead, until a margin vector or the sample itself reaches a bound. This changes no
-g, and the objective does not rise. Linear systems are solved by a backward stable method, so the objective never rises,
-whatever the condition of A.
+the null vector [beta_i; 1] of the sample instead, until a margin vector or the sample itself reaches a bound. Linear systems
+are solved by a backward stable method, so the objective never rises, whatever the condition of A.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ import numpy as np
 
 from torchlssvm.functional.modes import interrupt
 from torchlssvm.functional.svm_path import EPS
-from torchlssvm.svm.kernel_rows import KernelRows
-from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path, first_bound
-from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.samples import Array
 
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
@@ -33,10 +30,9 @@ FINAL_NEWTON_STEPS = 3
 class ActiveSet:
     """Brings samples and margin set from any feasible alpha to the optimum."""
 
-    def __init__(
-        self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], OptimalityCheck]
-    ):
-        self.samples, self.rows, self.margin, self.path, self.check_optimality = samples, rows, margin, path, certify
+    def __init__(self, path: Path, certify: Callable[[], OptimalityCheck]):
+        self.samples, self.rows, self.margin = path.samples, path.rows, path.margin
+        self.path, self.check_optimality = path, certify
         self.waiting: list[int] = []  # positions with alpha inside the box that are still to enter S
 
     @np.errstate(all="ignore")  # values that overflow are not finite, and fail the checks below
@@ -51,7 +47,8 @@ class ActiveSet:
                 interrupt.hand_over()
             if self.waiting:
                 i = self.waiting.pop()
-                self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
+                g = float(s.rest[i] + self.margin.a @ self.margin.QS[:, i] - 1.0)
+                self._enter(i, 1.0 if g < 0 else -1.0)
                 if not np.isfinite(self.margin.a).all():
                     return False
                 continue
@@ -74,8 +71,7 @@ class ActiveSet:
             # Share by which the sum of violations must fall for a step to count as progress.
             patience = 0 if worst < (1.0 - 1e-3) * last else patience + 1
             last = min(last, worst)
-            # Steps without progress after which the sample that enters is chosen at random, which breaks
-            # cycles.
+            # After 20 steps without progress, a sample chosen at random enters, which breaks cycles.
             i = int(wrong[gain.argmax()] if patience < 20 else generator.choice(wrong))
             self._enter(i, s.side[i])
         return False
@@ -99,11 +95,6 @@ class ActiveSet:
         s.rest[:] = self.rows.product(margin.alpha_outside())
         self.waiting = rejected.tolist()
 
-    def _g(self, i: int) -> float:
-        """Compute g_i."""
-        margin = self.margin
-        return float(self.samples.rest[i] + margin.a @ margin.QS[:, i] - 1.0)
-
     def _newton(self) -> bool:
         """Take a Newton step on S, as far as the box allows. Returns False if a sample had to leave S."""
         s = self.samples
@@ -120,12 +111,10 @@ class ActiveSet:
             delta = np.zeros(len(r))
         floor = EPS * np.maximum(np.abs(delta[1:]).max(), 8 * np.abs(m.a))  # smaller changes are clipped
         t, slot, up = first_bound(m.a, delta, m.lower, m.upper, floor)
-        if t >= 1.0:
-            m.a[:] = np.clip(m.a + delta, m.lower, m.upper)
-            return True
-        m.a[:] = np.clip(m.a + t * delta, m.lower, m.upper)
-        self._leave(slot, up)
-        return False
+        m.a[:] = np.clip(m.a + min(t, 1.0) * delta, m.lower, m.upper)
+        if t < 1.0:
+            self._leave(slot, up)
+        return t >= 1.0
 
     def _leave(self, slot: int, up: bool) -> None:
         """Take a margin vector that is at a bound out of S."""
@@ -145,8 +134,7 @@ class ActiveSet:
             h[0] = s.y[i]
             beta = margin.solve(h) if len(margin) else h * 0.0
             gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
-            # Share of its terms below which gamma_i is rounding. Whatever lies above enters S, however badly
-            # conditioned A becomes.
+            # Below this share of its terms, gamma_i is rounding. Above it, i enters S, however badly conditioned A becomes.
             if not len(margin) or gamma > (64 * EPS) * terms:
                 margin.enter(i, row, beta, gamma)
                 return

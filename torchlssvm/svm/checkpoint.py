@@ -18,9 +18,8 @@ FORMAT = 1
 
 SAVED_PER_SAMPLE = ("y", "weight", "alpha", "side")
 SAVED_NAMES = ("format", "kernel_name", "x", *SAVED_PER_SAMPLE, "ids", "C", "numbers", "dropped")
-"""The saved tensors: the name of the kernel's class, as bytes; for each sample, in the order of ids, row x (or Gram matrix),
-label -1 or +1, weight, alpha, side (+1, -1, 0 for R, E, S) and id; C per class; the numbers b, next id, whether reserve vectors
-were forgotten, and events; the forgotten ids."""
+"""The saved tensors. kernel_name: as bytes; x: rows, or the Gram matrix, in the order of ids; C: per class; numbers: b, next
+id, whether reserve vectors were forgotten, and events; dropped: the forgotten ids."""
 
 
 class Content(NamedTuple):
@@ -48,8 +47,8 @@ def save(content: Content) -> dict[str, Tensor]:
     state["dropped"] = np.array(sorted(content.dropped), dtype=np.int64)
     out = {name: torch.from_numpy(values).to(device) for name, values in state.items()}
     x = rows.x(order)
-    out["x"] = x[:, torch.from_numpy(order).to(device)] if rows.kernel is None else x
-    out["kernel_name"] = bytes_to_tensor(name_of(rows.kernel).encode()).to(device)
+    out["x"] = x[:, torch.from_numpy(order).to(device)] if rows.gram.kernel is None else x
+    out["kernel_name"] = bytes_to_tensor(name_of(rows.gram.kernel).encode()).to(device)
     return out
 
 
@@ -99,10 +98,10 @@ def _check_values(x: Tensor, host: dict[str, Any]) -> None:
     finite = [name for name in ("y", "weight", "alpha", "numbers", "C") if not np.isfinite(host[name]).all()]
     if finite or not bool(torch.isfinite(x).all()):
         raise ValueError(f"the saved {finite[0] if finite else 'x'} holds NaN or inf: the state is damaged")
-    if not np.isin(host["side"], (-1.0, 0.0, 1.0)).all():
-        raise ValueError("the saved sets are not those of samples: the state is damaged")
-    if not ((np.abs(host["y"]) == 1).all() and (host["weight"] > 0).all() and (host["C"] > 0).all()):
-        raise ValueError("the saved labels are not -1 and +1, or weights and C not positive: the state is damaged")
+    if not (np.isin(host["side"], (-1.0, 0.0, 1.0)).all() and (np.abs(host["y"]) == 1).all()):
+        raise ValueError("the saved labels are not -1 and +1, or the sets not -1, 0 and +1: the state is damaged")
+    if not ((host["weight"] > 0).all() and (host["C"] > 0).all()):
+        raise ValueError("the saved weights or C are not positive: the state is damaged")
     ids, next_id = [*host["ids"].tolist(), *host["dropped"].tolist()], host["numbers"][1]
     if len(set(ids)) < len(ids) or min(ids, default=0) < 0 or not max(ids, default=-1) < next_id < 2**62:
         raise ValueError("some saved ids are negative, occur twice, or would be used again: the state is damaged")

@@ -12,9 +12,7 @@ from torch import Tensor
 from torchlssvm.functional.svm_path import Machines, follow, learn, unlearn
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.samples import NO_POSITIONS, Array
-
-NO_VALUES = np.zeros(0)
+from torchlssvm.svm.samples import NO_POSITIONS, Array, Batch
 
 
 def used_for(rows: KernelRows) -> bool:
@@ -24,13 +22,11 @@ def used_for(rows: KernelRows) -> bool:
 
 
 class Change(NamedTuple):
-    """Samples that a machine learns and unlearns: their places in ``gram``, labels and bounds (B,), and positions (k,)."""
+    """Samples that a machine learns, with their places in ``gram`` as x, and positions (k,) of samples that it unlearns."""
 
     rows: KernelRows
     margin: MarginSet
-    places: Array = NO_POSITIONS
-    y: Array = NO_VALUES
-    u: Array = NO_VALUES
+    new: Batch | None = None
     leaving: Array = NO_POSITIONS
 
 
@@ -46,12 +42,13 @@ def machines_of(changes: Sequence[Change], M: int = 1) -> Machines:
     gram = changes[0].rows.gram
     vectors, b = np.zeros((4, len(changes), gram.capacity)), np.zeros(len(changes))
     slots = np.full((len(changes), 1 + max(len(change.margin) for change in changes)), -1)  # with a free one
-    for k, (rows, margin, places, y, u, leaving) in enumerate(changes):
+    for k, (rows, margin, batch, leaving) in enumerate(changes):
         s = rows.samples
         held = np.flatnonzero(s.ids >= 0)
         margin.write_alpha()
         vectors[:, k, rows.in_gram(held)] = s.y[held], s.u[held], s.alpha[held], s.side[held]
-        vectors[:, k, places] = y, u, np.zeros(len(y)), np.ones(len(y))
+        if batch is not None:
+            vectors[:, k, batch.x] = batch.y, batch.u, np.zeros(len(batch.y)), np.ones(len(batch.y))
         vectors[1::2, k, rows.in_gram(leaving)] = 0.0
         inside = margin.positions()
         inside = rows.in_gram(inside[~np.isin(inside, leaving)])
@@ -81,7 +78,9 @@ def walk_together(changes: Sequence[Change]) -> list[Walk]:
     m = machines_of(changes)
     new, gone = np.zeros((2, *m.y.shape), dtype=bool)
     for k, change in enumerate(changes):
-        new[k, change.places], gone[k, change.rows.in_gram(change.leaving)] = True, True
+        if change.new is not None:
+            new[k, change.new.x] = True
+        gone[k, change.rows.in_gram(change.leaving)] = True
     which = torch.from_numpy(np.stack([new, gone])).to(m.y.device, non_blocking=True)
     wrong = which[0] & (m.g < 0)
     m.side = torch.where(wrong, -1.0, m.side)
@@ -91,8 +90,7 @@ def walk_together(changes: Sequence[Change]) -> list[Walk]:
 def follow_on_device(rows: KernelRows, margin: MarginSet, d: Array, ahead: Walk | None = None) -> int:  # (capacity,)
     """Move coefficients outside S at rates d while p goes from 0 to 1, as :class:`~torchlssvm.svm.path.Path` does on the host.
 
-    ahead: a path that was followed together with those of other machines. Returns the number of steps, or 0 if the path cannot
-    be followed. ``rest`` is computed from the kernel.
+    ahead: a path that was followed together with those of other machines. Returns the number of steps, or 0 if that fails.
     """
     s = rows.samples
     held = np.flatnonzero(s.ids >= 0)

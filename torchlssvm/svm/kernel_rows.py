@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from torchlssvm.functional.modes import interrupt
-from torchlssvm.kernels import Kernel
 from torchlssvm.kernels.gram_rows import GramRows
 from torchlssvm.svm.samples import Array, Samples
 
@@ -17,21 +16,13 @@ KERNEL_VALUES_PER_BLOCK = 2**22
 
 
 class KernelRows:
-    """Rows of Q, computed from rows of K that belong to the machine or are shared with other machines.
+    """Rows of Q, computed from rows of K in ``gram``, which belongs to the machine or is shared with other machines.
 
-    Attributes:
-        gram: x and rows of K.
-        places: (capacity,) int64 position in ``gram`` of each sample; None if ``gram`` belongs to the machine alone, in which
-            case both positions are the same.
+    places: (capacity,) int64 position in a shared ``gram`` of each sample; None if ``gram`` is the machine's own.
     """
 
     def __init__(self, samples: Samples, gram: GramRows, places: Array | None = None):
         self.samples, self.gram, self.places = samples, gram, places
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """The kernel; None if its values are precomputed."""
-        return self.gram.kernel
 
     def in_gram(self, at: Array) -> Array:  # (k,) -> (k,)
         """Return the positions in ``gram``."""
@@ -96,9 +87,7 @@ class KernelRows:
         Q *= s.y[at][:, None]
         return Q
 
-    def blocks(
-        self, at: Array, columns: Array | None = None
-    ) -> Iterator[tuple[Array, Array]]:  # (k,), (c,) -> (l,), (l, capacity) or (l, c)
+    def blocks(self, at: Array, columns: Array | None = None) -> Iterator[tuple[Array, Array]]:  # (k,), (c,)
         """Yield positions and their rows of Q (or some columns of these rows), in blocks of KERNEL_VALUES_PER_BLOCK."""
         step = max(1, KERNEL_VALUES_PER_BLOCK // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):

@@ -43,14 +43,7 @@ class LeaveOneOut(NamedTuple):
     ids: Tensor  # (n,)
     margin: Tensor  # (n,) g_c = y_c f(x_c) - 1 without c; with ``early_exit``, any value below -1 for an error
     error: Tensor  # (n,) whether c is misclassified without it: g_c < -1
-    rate: float  # the share of errors
-
-    @classmethod
-    def from_margins(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
-        """Count the errors among these margins; NaN (no solution found) is not counted."""
-        error = margin < -1.0
-        known = ~margin.isnan()
-        return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
+    rate: float  # the share of errors; margins that are NaN (no solution found) do not count
 
 
 def exact(solver: PathSolver, stop_below: float) -> Array:  # -> (capacity,)
@@ -63,7 +56,7 @@ def exact(solver: PathSolver, stop_below: float) -> Array:  # -> (capacity,)
         gone = support[:, None] == np.arange(s.capacity)
         found = device_paths.margins_without(solver.rows, solver.margin, gone)[gone]
     elif len(solver.margin) > 2:
-        found = Removals(solver, support).run()
+        found = Tableau(solver).margins(support)
     for k in np.flatnonzero(np.isnan(found)).tolist():
         if interrupt.arrived:
             interrupt.hand_over()
@@ -94,28 +87,21 @@ def margins_without(solver: PathSolver, gone: Array) -> Array:  # (T, capacity) 
 
 def margins_by_solver(solver: PathSolver, gone: Array) -> Array:  # (k,) -> (k,)
     """Compute g of samples by the solver without them. The solver is unchanged afterwards."""
-    before = solver.snapshot()
-    callback, solver.path.callback = solver.path.callback, None
-    try:
+    with solver.trial():
         solver.solve_change(NO_POSITIONS, gone)
         margin = solver.margin
-        found: Array = solver.samples.rest[gone] + margin.a @ margin.QS[:, gone] - 1.0
-        return found
-    finally:
-        solver.path.callback = callback
-        solver.restore(before)
+        return solver.samples.rest[gone] + margin.a @ margin.QS[:, gone] - 1.0
 
 
 def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
     """Return gamma_c, the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
     s, m = solver.samples, solver.margin
-    if not len(solver.margin):
+    if not len(m):
         return np.full(s.capacity, np.inf)  # alpha cannot move, as no margin vector balances it
     H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
-    R = solver.margin.R
-    gamma = s.root**2 - ((R @ H) * H).sum(0)
-    slots = solver.margin.slots()
-    own = R[slots, slots]
+    gamma = s.root**2 - ((m.R @ H) * H).sum(0)
+    slots = m.slots()
+    own = m.R[slots, slots]
     gamma[m.at[slots]] = 1.0 / np.where(own > 0, own, np.nan) if len(slots) > 1 else np.inf
     return np.maximum(gamma, 0.0)
 
@@ -189,19 +175,15 @@ class Tableau:
             number, c, side = number[go_on], c[go_on], new[go_on]
         return moved, sets, ended
 
-    def respond(
-        self, side: Array, x: Array, t: Array, target: Array
-    ) -> tuple[Array, Array]:  # (B, N) each -> (B, N), (B, N)
+    def respond(self, side: Array, x: Array, t: Array, target: Array) -> tuple[Array, Array]:  # (B, N) each
         """Return the changes t, and x after them, if the sets are these: x_D reaches its target by changes of D."""
         used = np.flatnonzero(t.any(0))
         x = t[:, used] @ self.T[used] + x
         row, j = ((self.side == 0) != (side == 0)).nonzero()
         count = np.bincount(row, minlength=len(side))
         at = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-        D, lack = (
-            np.zeros((len(side), count.max(initial=0)), dtype=np.int64),
-            np.zeros((len(side), count.max(initial=0), 1)),
-        )
+        shape = len(side), int(count.max(initial=0))
+        D, lack = np.zeros(shape, dtype=np.int64), np.zeros((*shape, 1))
         D[row, at], lack[row, at, 0] = j, target[row, j] - x[row, j]
         A = self.T[D[:, None, :], D[:, :, None]]
         b, k = (np.arange(D.shape[1]) >= count[:, None]).nonzero()
@@ -212,37 +194,26 @@ class Tableau:
         change[row, j] = solved.numpy()[row, at, 0]
         return t + change, x + change @ self.T
 
-
-class Removals:
-    """Unlearns samples c (B,), each alone. The machine does not change."""
-
-    def __init__(self, solver: PathSolver, c: Array):
-        self.samples, self.rows, self.b = solver.samples, solver.rows, solver.margin.b
-        self.tableau = Tableau(solver)
-        self.c = self.tableau.index[c]
-        self.result = np.full(len(c), np.nan)
-
-    def run(self) -> Array:  # -> (B,)
-        """Return g_c without c; NaN if the sample is left to the solver."""
-        left = np.arange(len(self.c))
-        # Rounds that are repeated with more tracked samples. One or two are usual.
-        for _ in range(4):
+    def margins(self, positions: Array) -> Array:  # (B,) -> (B,)
+        """Return g_c of each sample c by the machine without it; NaN if the sample is left to the solver."""
+        index, result, left = self.index[positions], np.full(len(positions), np.nan), np.arange(len(positions))
+        for _ in range(4):  # with more tracked samples each time; one or two rounds are usual
             found = []
             # 256 samples side by side are enough for array operations, and few enough for their arrays to stay in the cache.
             for first in range(0, len(left), 256):
                 if interrupt.arrived:
                     interrupt.hand_over()
                 part = left[first : first + 256]
-                moved, sets, ended = self.tableau.without(self.c[part])
+                moved, sets, ended = self.without(index[part])
                 part = part[ended]
-                self.result[part], more = self._ends(self.c[part], moved[ended], sets[ended])
+                result[part], more = self._ends(index[part], moved[ended], sets[ended])
                 found.append(more)
-            left = left[np.isnan(self.result[left])]
+            left = left[np.isnan(result[left])]
             more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(left):
                 break
-            self.tableau.track(more)
-        return self.result
+            self.track(more)
+        return result
 
     @np.errstate(all="ignore")
     def _ends(self, c: Array, moved: Array, side: Array) -> tuple[Array, Array]:  # (B,), (B, N), (B, N) -> (B,), (k,)
@@ -250,45 +221,44 @@ class Removals:
 
         The residuals r of (3) and g_S should be 0; g_c is corrected by the effect of making them 0.
         """
-        s, t = self.samples, self.tableau
-        B, b = len(c), self.b + moved[:, :1]
+        s, inside = self.samples, self.side == 0
+        B, b = len(c), self.x[0] + moved[:, :1]
         margins = self._margins(moved)
-        g = np.concatenate([moved @ t.y[:, None], margins(t.tracked, np.float64)], 1)
+        g = np.concatenate([moved @ self.y[:, None], margins(self.tracked, np.float64)], 1)
         wrong, found = np.zeros(B, dtype=bool), [NO_POSITIONS]
-        size, shift = (np.abs(moved) @ t.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
-        untracked = np.flatnonzero((t.index < 0) & (s.ids >= 0))
+        size, shift = (np.abs(moved) @ self.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
+        untracked = np.flatnonzero((self.index < 0) & (s.ids >= 0))
         for at in np.split(untracked, range(4096, len(untracked), 4096)):  # which bounds the memory
             # The distance of 1.0 to the next float32: one for each term of g bounds its error in single precision.
-            error = 2.0**-23 * len(t.x) * (size * s.root[at] + shift)
+            error = 2.0**-23 * len(self.x) * (size * s.root[at] + shift)
             at = at[~(margins(at, np.float32).min(0, initial=np.inf) >= error)]
             part = margins(at, np.float64)
             bad = part < -MAX_ROUNDING_UNITS * EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)
             wrong |= bad.any(1)
             found.append(at[bad.any(0)])
         r = np.where(side == 0, g, 0.0)
-        change, x = t.respond(side, 0.0, np.where(t.side == 0, -r, 0.0), np.where(t.side == 0, 0.0, -r))
-        out = (g + np.where(t.side == 0, change, x))[np.arange(B), c]
+        change, x = self.respond(side, 0.0, np.where(inside, -r, 0.0), np.where(inside, 0.0, -r))
+        out = (g + np.where(inside, change, x))[np.arange(B), c]
         r[:, 0] /= np.maximum(np.abs(moved[:, 1:]).max(1, initial=0.0), 1e-300)
         loose = np.abs(r).max(1, initial=0.0)
-        # Residual of g_S and (3) up to which one correction mends it; beyond, the solver takes over.
-        wrong |= ~(loose <= 1e-8)
-        unit = EPS * (np.abs(g + 1.0 - b * t.y) + np.abs(b) + 1.0)
+        wrong |= ~(loose <= 1e-8)  # beyond, one correction does not mend it
+        unit = EPS * (np.abs(g + 1.0 - b * self.y) + np.abs(b) + 1.0)
         off = (-side * g > MAX_ROUNDING_UNITS * unit + 16.0 * loose[:, None]) & (side != 0)
         off[np.arange(B), c] = False
         # If every margin vector is at a bound, b has an interval, and the solver uses its middle.
-        a = moved + t.alpha
-        inner = (np.minimum(a, t.u - a) > AT_BOUND_SHARE * t.u) & (side == 0)
+        a = moved + self.alpha
+        inner = (np.minimum(a, self.u - a) > AT_BOUND_SHARE * self.u) & (side == 0)
         wrong |= off.any(1) | ~inner[:, 1:].any(1)
         return np.where(wrong, np.nan, out), np.concatenate(found)
 
     def _margins(self, moved: Array) -> Callable[[Array, type], Array]:  # (B, N); (k,) -> (B, k)
         """Return a function that computes g of samples in given positions after these moves, in a given precision."""
-        s, t = self.samples, self.tableau
-        used = np.flatnonzero(moved[:, t.m :].any(0)) + t.m
-        others = t.tracked[used - 1]
+        s, m = self.samples, self.m
+        used = np.flatnonzero(moved[:, m:].any(0)) + m
+        others = self.tracked[used - 1]
 
         def margins(at: Array, precision: type) -> Array:
-            g: Array = moved[:, : t.m].astype(precision) @ t.QS[:, at].astype(precision)
+            g: Array = moved[:, :m].astype(precision) @ self.QS[:, at].astype(precision)
             g += np.where(s.side[at] == 0, 0.0, s.g[at]).astype(precision)
             if len(used):
                 g += moved[:, used].astype(precision) @ self.rows.block(others, at).astype(precision)

@@ -20,10 +20,10 @@ from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.functional.module_state import device_after, split_saved
 from torchlssvm.kernels import Custom, Kernel, as_kernel, input_checks
 from torchlssvm.kernels.gram_rows import GramRows, mostly_free
+from torchlssvm.progress_bar import progress_bar
 from torchlssvm.svm import checkpoint, device_paths, leave_one_out
 from torchlssvm.svm.checkpoint import Content
 from torchlssvm.svm.path import PathEvent
-from torchlssvm.svm.progress import progress_of
 from torchlssvm.svm.samples import Batch, upper_bounds
 from torchlssvm.svm.solver import MIN_SAMPLES_PIVOTED, PathSolver
 from torchlssvm.svm.warm_start import MAX_SAMPLES_WHOLE_MATRIX
@@ -114,10 +114,10 @@ class IncrementalSVM(nn.Module):
     alpha = 0). To add or remove a sample, its coefficient moves in steps, each computed exactly, while all other samples keep
     these conditions.
 
-    Every operation ends with a check of the result, the certificate: the bounds of alpha, sum y alpha = 0, and the conditions
-    above for every sample, each within its own rounding error. If a result does not pass, a robust method solves the problem
-    instead, and if that result does not pass either, ``ConvergenceError`` is raised and the machine does not change. For a
-    kernel that is not positive semidefinite, a certified point is only a stationary point.
+    Every operation ends with a check of the result, the certificate: the conditions above for every sample, each within its
+    own rounding error. If a result does not pass, a robust method solves the problem instead, and if that result does not pass
+    either, ``ConvergenceError`` is raised and the machine does not change. For a kernel that is not positive semidefinite, a
+    certified point is only a stationary point.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``. The machine keeps a
@@ -182,9 +182,7 @@ class IncrementalSVM(nn.Module):
         """Take over a solver with its samples."""
         self._solver, self.device, self._C = content.solver, content.solver.rows.gram.device, content.C
         self.inexact, self._dropped = content.inexact, content.dropped
-        self._support: dict[
-            str, tuple[Any, Tensor]
-        ] = {}  # "rows" or "places" of support vectors, and y alpha, once asked for
+        self._support: dict[str, tuple[Any, Tensor]] = {}  # "rows" or "places" of support vectors, and their y alpha
         self._install_callback()
 
     def _content(self) -> Content:
@@ -225,7 +223,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids of the machine's samples (n,), in the order in which they were added. Other vectors have the same order."""
+        """The ids of the samples (n,), in the order in which they were added. Other vectors have the same order."""
         return self._ordered(self._solver.samples.ids)
 
     @property
@@ -254,8 +252,6 @@ class IncrementalSVM(nn.Module):
         """The interval of possible b, a single value unless the margin set is empty. b is its middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
-        if not self.n:
-            return -math.inf, math.inf
         low, high = self._solver.b_interval()
         return (self.b + low, self.b + high) if low <= high else (self.b, self.b)  # one value, and rounding
 
@@ -305,8 +301,7 @@ class IncrementalSVM(nn.Module):
         To differentiate in the samples, pass them as ``samples`` (n, J), in the order of ``ids`` and with a graph. Derivatives
         in the samples and in the kernel's parameters include the change of alpha and b, as long as no sample changes its set.
         """
-        if not self.n:
-            raise NotFittedError("no samples are held: add some first")
+        self._require_samples()
         if samples is not None or self.kernel_has_gradient():
             s = self._solver.samples
             used = s.order()  # all of them where no margin vector fixes b
@@ -330,8 +325,7 @@ class IncrementalSVM(nn.Module):
         A loss of these margins can train the kernel's parameters, or a network that produces the samples (``samples`` as in
         :meth:`decision`). The margins cost n^2 kernel values.
         """
-        if not self.n:
-            raise NotFittedError("no samples are held: add some first")
+        self._require_samples()
         rows, known = self._differentiable(self._solver.samples.order(), samples)
         assert self.kernel is not None
         return svm_gradients.span_margins(self.kernel.tiled(rows, rows), *known)
@@ -360,13 +354,10 @@ class IncrementalSVM(nn.Module):
             place = np.flatnonzero(np.isin(s.order(), at))
             given = given[torch.from_numpy(place).to(self.device)]
             if not torch.equal(given.detach(), rows):
-                raise ValueError(
-                    "these are not the current samples in the order of ids: pass them exactly as they were added"
-                )
+                raise ValueError("samples must be the current samples in the order of ids, exactly as they were added")
             rows = given
-        values = (torch.from_numpy(v).to(self.device) for v in (s.y[at], s.side[at], s.alpha[at]))
+        y, side, alpha = (torch.from_numpy(v).to(self.device) for v in (s.y[at], s.side[at], s.alpha[at]))
         b = torch.tensor(solver.margin.b, dtype=torch.float64, device=self.device)
-        y, side, alpha = values
         return rows, (y, side, alpha, b)
 
     def prepared(self, x: Any) -> Tensor:  # (B, J) -> (B, J')
@@ -424,8 +415,7 @@ class IncrementalSVM(nn.Module):
     @operation
     def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
         """Add (x, y) or (x, y, weight) and remove ids in one step, along one parameter. Returns the new ids."""
-        if method not in METHODS:
-            checks.one_of(method, "method", METHODS)
+        checks.one_of(method, "method", METHODS)
         batch = None
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
@@ -445,12 +435,12 @@ class IncrementalSVM(nn.Module):
         at, s = self._positions(wanted), self._solver.samples
         other = np.flatnonzero(s.y[at] != labels)
         if len(other):
-            at, y = at[other], labels[other]
-            x, weight = self._solver.rows.x(at), s.weight[at]
+            at = at[other]
+            x = self._solver.rows.x(at)
             if self.kernel is None:
                 held, index = (torch.from_numpy(part).to(self.device) for part in (s.order(), at))
                 x = torch.cat([x[:, held], x[:, index]], 1)
-            self._exchange(at, Batch(x, y, weight, upper_bounds(y, weight, self._C)), method)
+            self._exchange(at, self._batch(x, labels[other], s.weight[at]), method)
         return self
 
     @operation
@@ -482,7 +472,7 @@ class IncrementalSVM(nn.Module):
         batch = self._check(x, y, weight, fresh=True)
         self.reset()
         if len(batch.y):
-            with progress_of(progress) as self._solver.report:
+            with _progress(progress) as self._solver.report:
                 self._begin(batch, []).finish()
             self._solver.report = None
         return self
@@ -511,18 +501,12 @@ class IncrementalSVM(nn.Module):
 
     @operation
     def solutions(self, C: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return the solution for each of several values of C, e.g. to choose C. The machine does not change.
+        """Return alpha (T, n), in the order of ``ids``, and b (T,) for T values of C, e.g. to choose C.
 
-        On a device other than the CPU, all solutions are computed together.
-
-        Args:
-            C: T values, each a number, or one number per class (2,).
-
-        Returns:
-            alpha (T, n), in the order of ``ids``, and b (T,).
+        Each value is a number, or one number per class (2,). The machine does not change. On a device other than the CPU, all
+        solutions are computed together.
         """
-        if not self.n:
-            raise NotFittedError("no samples are held: add some first")
+        self._require_samples()
         if not len(C):
             raise ValueError("C must hold at least one value")
         solver, s = self._solver, self._solver.samples
@@ -530,15 +514,10 @@ class IncrementalSVM(nn.Module):
         alpha, b = np.zeros(u.shape), np.full(len(u), np.nan)
         if device_paths.used_for(solver.rows):
             alpha, b = device_paths.solutions(solver.rows, u)
-        before = solver.snapshot()
-        callback, solver.path.callback = solver.path.callback, None
-        try:
+        with solver.trial():
             for k in np.flatnonzero(np.isnan(b)):
                 solver.set_bounds(u[k])
                 alpha[k], b[k] = s.alpha, solver.margin.b
-        finally:
-            solver.path.callback = callback
-            solver.restore(before)
         return torch.stack([self._ordered(row) for row in alpha]), torch.from_numpy(b).to(self.device)
 
     @operation
@@ -562,10 +541,10 @@ class IncrementalSVM(nn.Module):
         )
 
     def _follow(self, now: Any, end: Any, seen: list[Any]) -> None:  # (2,), (2,)
-        """Follow the path from one C to another and append its breakpoints to ``seen``, in several parts if necessary.
+        """Follow the path from one C to another and append its breakpoints to ``seen``.
 
-        In one part, C changes by a factor of at most 100, because p cannot resolve the small end of a longer part. If events
-        tie in a way that cannot be followed, both sides of the tie are solved.
+        The path is followed in parts, because p cannot resolve the small end of a long one. If events tie in a way that cannot
+        be followed, both sides of the tie are solved.
         """
         solver, s, jump = self._solver, self._solver.samples, MIN_C_JUMP
         one = [int((s.y * label > 0).argmax()) for label in (-1, 1)]  # a sample of each class, if there is any
@@ -646,13 +625,14 @@ class IncrementalSVM(nn.Module):
                 The error rates are the same, but margins below -1 are not final.
         """
         checks.one_of(method, "method", ("exact", "span", "linear"))
-        if not self.n:
-            raise NotFittedError("no samples are held: add some first")
+        self._require_samples()
         if method == "exact":
             margin = leave_one_out.exact(self._solver, -1.0 if early_exit else -math.inf)
         else:
             margin = leave_one_out.span_rule(self._solver)
-        return leave_one_out.LeaveOneOut.from_margins(self.ids, self._ordered(margin))
+        found = self._ordered(margin)
+        error = found < -1.0
+        return leave_one_out.LeaveOneOut(self.ids, found, error, float(error[~found.isnan()].double().mean()))
 
     @exactly
     def distance_to_span(self) -> Tensor:
@@ -665,8 +645,7 @@ class IncrementalSVM(nn.Module):
 
         Pass ``folds`` as a number k, to assign samples in turn in the order of ``ids``, or as the fold (n,) of each sample.
         """
-        if not self.n:
-            raise NotFittedError("no samples are held: add some first")
+        self._require_samples()
         if isinstance(folds, int) and not isinstance(folds, bool):
             if not 2 <= folds <= self.n:
                 raise ValueError(f"folds must be between 2 and the number of samples {self.n}, got {folds}")
@@ -710,8 +689,10 @@ class IncrementalSVM(nn.Module):
 
         y, weight: (B,) arrays of labels 0, 1 and factors of C.
         """
-        labels = 2.0 * y - 1.0
-        return self._begin(Batch(places, labels, weight, upper_bounds(labels, weight, self._C)), remove)
+        return self._begin(self._batch(places, 2.0 * y - 1.0, weight), remove)
+
+    def _batch(self, x: Any, labels: Any, weight: Any) -> Batch:
+        return Batch(x, labels, weight, upper_bounds(labels, weight, self._C))
 
     def _begin(self, batch: Batch | None, remove: list[int], method: str = "auto") -> OpenChange:
         """Add samples, and unlearn others, which ``finish`` erases."""
@@ -745,10 +726,9 @@ class IncrementalSVM(nn.Module):
         few = all(len(places) + len(remove) < MIN_SAMPLES_PIVOTED for _, places, *_, remove in changes)
         if len(changes) > 1 and few and device_paths.used_for(solvers[0].rows):
             parts = []
-            for machine, places, y, weight, remove in changes:
-                labels, leaving, solver = 2.0 * y - 1.0, machine._positions(remove), machine._solver
-                bounds = upper_bounds(labels, weight, machine._C)
-                parts.append(device_paths.Change(solver.rows, solver.margin, places, labels, bounds, leaving))
+            for (machine, places, y, weight, remove), solver in zip(changes, solvers, strict=True):
+                new = machine._batch(places, 2.0 * y - 1.0, weight)
+                parts.append(device_paths.Change(solver.rows, solver.margin, new, machine._positions(remove)))
             for solver, found in zip(solvers, device_paths.walk_together(parts), strict=True):
                 solver.path.ahead = found
         try:
@@ -787,7 +767,7 @@ class IncrementalSVM(nn.Module):
             w = factors.cpu().numpy().copy()
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
-        return Batch(rows, labels, w, upper_bounds(labels, w, self._C))
+        return self._batch(rows, labels, w)
 
     def _labels(self, y: Any, x: Tensor) -> Any:
         """Check the labels 0 or 1 of rows x (B, J) and return them as an array of -1, +1."""
@@ -817,6 +797,11 @@ class IncrementalSVM(nn.Module):
         """Return ids as a list. Raises RemovalError for an id that is neither in the machine nor forgotten."""
         where = self._solver.samples.where
         return input_checks.known_ids(ids, where.keys() | self._dropped if self._dropped else where)
+
+    def _require_samples(self) -> None:
+        """Raise NotFittedError if the machine is empty."""
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
 
     def _require_rows(self, wanted: list[int]) -> None:
         """Raise ValueError if any of these samples has been forgotten."""
@@ -874,8 +859,7 @@ class IncrementalSVM(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        known = checkpoint.SAVED_NAMES
-        own, others = split_saved(state_dict, prefix, known)
+        own, others = split_saved(state_dict, prefix, checkpoint.SAVED_NAMES)
         options = [prefix + "kernel._extra_state"] if strict and self.kernel is not None else []
         if not own:
             missing.extend(prefix + name for name in checkpoint.SAVED_NAMES)
@@ -910,6 +894,23 @@ class IncrementalSVM(nn.Module):
     def extra_repr(self) -> str:
         """C and the sizes of the sets."""
         return f"C={self.C}, n={self.n}, margin={len(self._solver.margin)}"
+
+
+@contextlib.contextmanager
+def _progress(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
+    """Yield a function that takes the completed share of a fit, or None. wanted: as in ``fit``."""
+    furthest = 0.0  # a fit may need a second start
+
+    def tell(share: float) -> None:
+        nonlocal furthest
+        before, furthest = furthest, max(furthest, share)
+        wanted(furthest) if callable(wanted) else count(int(100 * furthest) - int(100 * before))
+
+    if wanted is False or callable(wanted):
+        yield None if wanted is False else tell
+        return
+    with progress_bar("fit", 100, forced=wanted is True, delay=0.0 if wanted else 2.0) as count:
+        yield tell
 
 
 def _kernel(kernel: Any) -> Kernel | None:

@@ -8,20 +8,18 @@ A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] for a sampl
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                         (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                         (14)
 
-The block forms of (13) and (14) let many margin vectors enter and leave at once. For k samples c that enter, with the columns
-H = [y_c; Q_Sc] and V = -R H,
+Many margin vectors enter and leave at once by block forms. For k samples c that enter, with H = [y_c; Q_Sc] and V = -R H,
 
     Gamma = Q_cc + H^T V                                                                                          (12)
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which samples lie in
-the span of S and of earlier samples; these are left out. Examples are copies, and with a linear kernel all samples beyond J +
-1.
+The Cholesky factor of Gamma shows which samples lie in the span of S and of earlier samples; these are left out. Examples are
+copies, and with a linear kernel all samples beyond J + 1.
 
 To save time, R is stored as R + V^T diag(f) V, with a row of V for each pending event, and pending events are added to R a few
-at a time. To start from a set S, A is factored, which takes a third of the time of its inverse. R of a large S is computed
-when an event needs it.
+at a time. To start from a set S, A is factored, in a third of the time of its inverse, and R of a large S is computed when an
+event needs it.
 """
 
 from __future__ import annotations
@@ -37,22 +35,20 @@ from torchlssvm.kernels.gram_rows import index_of
 from torchlssvm.svm.samples import Array, Samples
 
 DEPENDENT_SHARE = 1e-12
-"""If gamma_i is below this share of its terms, it is a difference of equal numbers: sample i lies in the span of S and cannot
-enter. The share is four digits above rounding, because a badly conditioned A costs that many."""
+"""If gamma_i is below this share of its terms, sample i lies in the span of S and cannot enter. The share is four digits above
+rounding, because a badly conditioned A costs that many."""
 BLOCK_DEPENDENT_SHARE = 10 * DEPENDENT_SHARE
 """The same share for a pivot of Gamma, which includes the rounding errors of earlier pivots."""
 MIN_SAMPLES_FOR_WATCH = 400
-"""From this many samples on, a walk watches only a part of them. With fewer samples there is little to save."""
+"""From this many samples on, a walk watches only a part of them."""
 MIN_WATCHED, SAMPLES_PER_WATCHED = 64, 8
-"""Reserve and error vectors that are watched: the nearest eighth, and at least 64. Few others move to the margin, and they are
-found at the end of the walk."""
+"""Reserve and error vectors that are watched: the nearest eighth, and at least 64. The end of a walk checks all."""
 SPARE_WATCH_COLUMNS = 48
 """Columns of W beyond those in use, for margin vectors that leave S during the walk."""
 MAX_SOLVE_RESIDUAL = 1e-13
 """Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
 MAX_PENDING_EVENTS = 16
-"""Events not yet added to R, and events after which a walk refines beta. One product with sixteen columns costs little more
-than a product with one."""
+"""Events not yet added to R, and events after which a walk refines beta. Sixteen columns cost little more than one."""
 
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
@@ -71,29 +67,20 @@ class Watch:
 
 
 class MarginSet:
-    """The arrays of S. Slot 0 is for b, the others are for margin vectors. A free slot is zero in all arrays.
-
-    Attributes:
-        A: (slots, slots).
-        QS: (slots, capacity) rows of Q; row 0 is y.
-        W: (slots, columns) the columns of QS that are watched, or QS itself.
-        at: (slots,) int64, the position of the sample in each slot.
-        used: (slots,) 1.0, or 0.0 if the slot is free.
-        a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
-        top: an upper limit; all slots in use lie below it.
-        count: the number of margin vectors.
-    """
+    """The arrays of S. Slot 0 is for b, the others are for margin vectors. A free slot is zero in all arrays."""
 
     _R: Array  # (slots, slots) without the pending events
     _V: Array  # (MAX_PENDING_EVENTS, slots)
-    A: Array
-    QS: Array
-    W: Array
-    at: Array
-    used: Array
-    a: Array
-    lower: Array
+    A: Array  # (slots, slots)
+    QS: Array  # (slots, capacity) rows of Q; row 0 is y
+    W: Array  # (slots, columns) the columns of QS that are watched, or QS itself
+    at: Array  # (slots,) int64 position of the sample
+    used: Array  # (slots,) 1.0, or 0.0 if the slot is free
+    a: Array  # (slots,) b and the coefficients
+    lower: Array  # (slots,) their bounds; -inf and inf for b and free slots
     upper: Array
+    top: int  # all slots in use lie below it
+    count: int  # of margin vectors
 
     def __init__(self, samples: Samples):
         self.samples = samples
@@ -165,7 +152,7 @@ class MarginSet:
             self._pending = 0
 
     def ensure_R(self) -> None:
-        """Compute R from the factor of A, if there is only a factor. Events update R, so they need it."""
+        """Compute R from the factor of A, if there is only a factor."""
         self._R_is_made = True
         if self._factored is not None:
             used, factor = self._factored
@@ -221,10 +208,10 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """Prepare a walk and return the samples that it watches: all samples, or those near the margin and the driven ones.
+        """Return the samples that a walk watches: all samples, or those near the margin and the driven ones.
 
-        At the end of the walk, every g is computed, and samples on the wrong side that were not watched are learned. A margin
-        vector is watched from the moment it leaves S.
+        At the end of the walk, samples on the wrong side that were not watched are learned. A margin vector is watched from the
+        moment it leaves S.
         """
         self.ensure_R()
         s, w = self.samples, self.watched
@@ -282,9 +269,7 @@ class MarginSet:
         beta = -self.times_R(h)
         terms = h * beta
         gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
-        # Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined
-        # beta.
-        if gamma < 1e-6 * size:
+        if gamma < 1e-6 * size:  # six digits are lost: once more, with a refined beta
             beta -= self.times_R(h + self.A[:k, :k] @ beta)
             terms = h * beta
             gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
@@ -333,7 +318,6 @@ class MarginSet:
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
         """Take the margin vector in this slot out of S by (14), to the set ``side``, with this coefficient."""
-        self.ensure_R()
         s, i, k = self.samples, int(self.at[slot]), self.top
         s.alpha[i], s.side[i] = alpha, side
         if alpha != 0.0:
@@ -360,8 +344,7 @@ class MarginSet:
         """Return row ``slot`` of R."""
         self.ensure_R()
         k, V = self.top, self._V[: self._pending, : self.top]
-        row: Array = self._R[slot, :k] + (self._f[: self._pending] * V[:, slot]) @ V
-        return row
+        return self._R[slot, :k] + (self._f[: self._pending] * V[:, slot]) @ V
 
     def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """Make these samples the margin vectors, with these coefficients. R is unusable if the samples are dependent."""
@@ -373,16 +356,15 @@ class MarginSet:
     # -- many at a time ------------------------------------------------------------------------------------------------
 
     def exchange(self, out: Array, into: Array, rows: Array) -> Array:  # (k,), (l,), (l, capacity) -> (r,)
-        """Remove positions ``out`` from S, add positions ``into``, and update R; alpha, side and rest do not change.
+        """Remove positions ``out`` from S, add ``into``, and update R; alpha, side and rest do not change.
 
-        Returns the positions, of ``into`` if possible, that lie in the span of the others. They do not become margin vectors.
+        Returns the positions that lie in the span of the others, of ``into`` if possible. They are not in S.
         """
         self.watched = None
         self._apply_pending()
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into) and self._factored is None
-        # Relative residual of R up to which a block update keeps enough digits; beyond, A is factored again.
-        update = update and self.residual() <= 1e-9
+        update = update and self.residual() <= 1e-9  # beyond, a block update loses too many digits
         if len(out):
             slots = self.slots()
             slots = slots[np.isin(self.at[slots], out)]
@@ -482,9 +464,7 @@ class MarginSet:
         if keep_dependent and len(rejected):
             return positions[:0]
         self._factored = np.concatenate([[0], slots[kept]]), factor
-        # Margin vectors up to which R is computed with the factor of A; beyond, it costs more than the rest of a
-        # fit.
-        if len(kept) <= 1024:
+        if len(kept) <= 1024:  # beyond, R costs more than the rest of a fit
             self.ensure_R()
         if len(rejected):
             self._free_slots(rejected)
@@ -536,10 +516,8 @@ class MarginSet:
             for _ in range(2):
                 delta -= self.times_R(self.A @ delta + r)
             Ad = self.A @ delta
-            off = np.abs(Ad + r)
-            if bool(
-                (off <= MAX_SOLVE_RESIDUAL * np.maximum(np.abs(Ad), np.abs(r))).all()
-            ):  # less than its terms, added up by size
+            off, least = np.abs(Ad + r), np.maximum(np.abs(Ad), np.abs(r))  # of the terms added up by size
+            if bool((off <= MAX_SOLVE_RESIDUAL * least).all()):
                 return delta
             if bool((off <= MAX_SOLVE_RESIDUAL * (np.abs(self.A) @ np.abs(delta) + np.abs(r))).all()):
                 return delta

@@ -55,19 +55,14 @@ class Path:
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[PathEvent], None] | None = None
         self.events = 0
-        self.ahead: device_paths.Walk | None = (
-            None  # of the next walk, followed with those of other machines on a device
-        )
-        # Sum of (c sqrt(K_jj))^2 over all c Q_j: that were added to rest and are not counted in samples.rounding yet. The
-        # rounding errors of rest_i are about EPS sqrt(K_ii) times the root of this sum.
-        self.roundings = 0.0
+        self.ahead: device_paths.Walk | None = None  # the next walk, if it was followed with those of other machines
+        self.roundings = 0.0  # as :func:`pivot` returns them, not counted in samples.rounding yet
 
     def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
         """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0, whatever its g.
 
-        Samples of ``wrong`` that are in S do not move, nor do samples of ``down`` with alpha = 0. Afterwards, read the
-        coefficients of S from the margin set, because only they are current there. Returns False if the path cannot be
-        followed.
+        Samples of ``wrong`` in S do not move. Afterwards, only the margin set has the coefficients of S. Returns False if the
+        path cannot be followed.
         """
         s = self.samples
         wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
@@ -119,8 +114,7 @@ class Path:
                 event = walk.next_event()
                 if walk.move(event.step):
                     break
-                # Simultaneous events in a row that count as a cycle. Ties of real data, such as copies, are shorter.
-                i, followed = event.sample, walk.stalled <= 60
+                i, followed = event.sample, walk.stalled <= 60  # a longer tie is a cycle
                 if i >= 0:
                     followed = followed and walk.enter(i, event.rate)
                 else:
@@ -161,10 +155,7 @@ class Walk:
         self.force = d[moving[0]] * rows.row(int(moving[0])) if len(moving) == 1 else rows.product(d)
         self.watch = margin.watch(rise is not None or path.callback is not None, moving)
         sizes = np.abs(d) * s.root
-        self.size, self.square = (
-            float(sizes.sum()),
-            float(sizes @ sizes),
-        )  # of the terms of force, which is rounded by them
+        self.size, self.square = float(sizes.sum()), float(sizes @ sizes)  # of the terms of force, which round it
         self.balanced_within = SIMULTANEOUS_STEP * float(np.abs(d).sum())
         self.p, self.stalled, self.since_refined, self.inverted = 0.0, 0, MAX_PENDING_EVENTS, False
         self.beta: Any = None  # (top,) None: to be computed
@@ -212,8 +203,7 @@ class Walk:
                 if refine:
                     r = h + margin.A[:k, :k] @ beta
                     beta -= margin.times_R(r)
-                    # Relative residual of R above which it is inverted again. Below it, one step of
-                    # refinement leaves 1e-12.
+                    # Up to this residual of R, one step of refinement leaves 1e-12. Beyond, R is computed again.
                     if not np.abs(r).max() <= 1e-6 * max(np.abs(h).max(), 1e-300):
                         return self._invert() and self.find_rates()
             self.beta, self.since_refined = beta, 0 if refine else self.since_refined

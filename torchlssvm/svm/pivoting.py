@@ -35,15 +35,13 @@ def pivot(
     held = s.u * (side < 0)
     rest = rows.product(held) if rest is None else rest
     fewest, patience, roundings = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN, 0.0
-    # Rounds after which pivoting is given up. One to ten are usual.
-    for _ in range(30):
+    for _ in range(30):  # one to ten rounds are usual
         if interrupt.arrived:
             interrupt.hand_over()
         before = held
         spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)
         roundings += float(np.abs(held - before) @ s.root) ** 2
-        # Margin vectors beyond which pivoting is not tried: A and R would take a gigabyte.
-        if not 1 < len(margin) <= 8000:
+        if not 1 < len(margin) <= 8000:  # beyond, A and R would take a gigabyte
             return None
         m, k = margin, margin.top
         r = -m.used * (1.0 - rest[m.at])
@@ -53,8 +51,7 @@ def pivot(
         slots = margin.slots()
         inside, inner = m.at[slots], a[slots]
         unit = EPS * (np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0)
-        # Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its
-        # solution passes.
+        # fewer units of rounding than the certificate allows, so that the solution passes it
         wrong = (g * side < -64.0 * unit) & taking_part
         new = np.where(wrong, np.where(spanned, -side, 0.0), side)
         new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
@@ -67,10 +64,7 @@ def pivot(
             s.side[:] = np.where(taking_part, side, 0.0)
             s.rest[:], s.g[:] = rest, g
             return roundings if np.isfinite(a).all() else None
-        # Samples by which a round may exceed twice the fewest moves so far; beyond that pivoting diverges and is
-        # given up.
-        # Samples in the span of S that may be on the wrong side in one round, besides one for eight margin vectors.
-        # More of them mean that the margin vectors chosen are not the right ones.
+        # More moves mean that pivoting diverges; more flips of samples in the span of S, that S holds the wrong samples.
         if moved > 2 * fewest + 50 or flips > 10 + len(margin) // 8:
             return None
         patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
@@ -85,10 +79,7 @@ def pivot(
 def _exchange(
     s: Samples, rows: KernelRows, margin: MarginSet, side: Array, bound: Array, held: Array, rest: Array
 ) -> tuple[Array, Array, Array]:
-    """Change S to side == 0. Returns which samples are in the span of S, the coefficients of E, and Q times these.
-
-    Samples in the span of S cannot enter, so their ``side`` is set to their bound.
-    """
+    """Change S to side == 0. Samples in its span stay at a bound. Returns these, the coefficients of E, and Q times them."""
     inside = np.zeros(s.capacity, dtype=bool)
     inside[margin.positions()] = True
     out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))

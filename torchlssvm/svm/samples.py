@@ -13,10 +13,7 @@ Array = Any  # a NumPy array, float64 unless said otherwise
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
-"""Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
-E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
-units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All vectors are zero in free positions, so
-a free position changes no sum and no comparison."""
+"""The vectors of :class:`Samples`. All are zero in free positions, so a free position changes no sum and no comparison."""
 
 
 def upper_bounds(y: Array, weight: Array, C: tuple[float, float]) -> Array:  # (n,), (n,) -> (n,)
@@ -34,24 +31,21 @@ class Batch(NamedTuple):
 
 
 class Samples:
-    """Vectors by position. A sample keeps its position until it is removed.
+    """Vectors (capacity,) by position. A sample keeps its position until it is removed."""
 
-    Every vector is ``capacity`` long. ``ids`` holds -1 in free positions.
-    """
-
-    y: Array
-    weight: Array
-    u: Array
+    y: Array  # label -1 or +1
+    weight: Array  # of C
+    u: Array  # upper bound, weight C
     alpha: Array
-    side: Array
-    rest: Array
+    side: Array  # +1 reserve set R: g >= 0, -1 error set E: g <= 0, 0 margin set S
+    rest: Array  # sum of Q_ij alpha_j over all j outside S
     g: Array
-    root: Array
-    rounding: Array
+    root: Array  # sqrt(K_ii)
+    rounding: Array  # variance, in units of EPS^2, of the rounding errors in rest since it was computed from the kernel
 
     def __init__(self) -> None:
         self.n, self.capacity = 0, 0  # number of samples; length of every vector
-        self.ids = np.full(0, -1, dtype=np.int64)
+        self.ids = np.full(0, -1, dtype=np.int64)  # -1 in free positions
         self.where: dict[int, int] = {}  # id -> position
         self._free: list[int] = []  # free positions, the lowest last
         self._set(np.zeros((len(VECTOR_NAMES), 0)))

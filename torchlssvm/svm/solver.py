@@ -29,8 +29,7 @@ MIN_SAMPLES_PIVOTED = 32
 MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
 """Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
 CLEAR_SIDE_FACTOR = 16.0
-"""If g_i is on its side by this multiple of its gathered rounding, the side is certain. ``rest`` may then gather that multiple
-of MAX_REST_ROUNDING_UNITS."""
+"""If g_i is on its side by this multiple of its gathered rounding, ``rest`` may gather that multiple of the units above."""
 
 
 class OptimalityCheck(NamedTuple):
@@ -58,7 +57,7 @@ class Snapshot(NamedTuple):
 
 
 class PathSolver:
-    """Samples, kernel rows, margin set and path of one machine. Every operation ends certified, or changes nothing."""
+    """The content of one machine. Every operation ends certified, or changes nothing."""
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.samples = Samples()
@@ -68,7 +67,7 @@ class PathSolver:
         self.next_id = 0
         self.report: Callable[[float], None] | None = None  # called with the share of a fit that is done
         self.last_method = ""  # of the last operation: "path", "joint", "pivot", "solve" or "fallback"
-        self._counted_events = 0  # events whose rounding errors are in samples.rounding
+        self._counted_events = 0  # those whose rounding errors are in samples.rounding
         self._rest_before = np.zeros(0)  # (capacity,) rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ class PathSolver:
     def place(self, batch: Batch, ids: list[int]) -> Array:  # -> (B,)
         """Give new samples positions, with their rows and labels, and alpha = 0."""
         s = self.samples
-        order = s.order() if self.rows.kernel is None else NO_POSITIONS
+        order = s.order() if self.rows.gram.kernel is None else NO_POSITIONS
         if s.grow(len(ids)):
             self.margin.fit_capacity()
         new = s.place(ids, batch.y, batch.weight, batch.u)
@@ -116,10 +115,9 @@ class PathSolver:
             self.margin.a[0] = 0.0
 
     def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
-        """Solve with new samples and without the leaving ones, which keep their positions.
+        """Solve with new samples and without the leaving ones, which keep their positions. A failure does not restore all.
 
-        Few samples follow the path, more samples are pivoted, and many are solved from scratch. A failure does not restore the
-        state.
+        Few samples follow the path, more samples are pivoted, and many are solved from scratch.
         """
         s = self.samples
         s.u[leaving] = 0.0
@@ -203,9 +201,7 @@ class PathSolver:
             if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
             followed = self.path.walk(wrong, NO_POSITIONS)
-        start, side = self._feasible_alpha(), s.side.copy()
-        self.margin.clear(b=self.margin.b)
-        self._solve(start, side)
+        self._solve_from_present_sets()
 
     def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
         """Pivot from the sets ``side`` if given, then from the sets of an approximate optimum, and at last solve robustly.
@@ -219,11 +215,17 @@ class PathSolver:
         if alpha is not None:
             self._solve_robustly(alpha)
 
+    def _solve_from_present_sets(self) -> None:
+        """Solve again, starting from the present sets. The rest of the state may be wrong."""
+        start, side = self._feasible_alpha(), self.samples.side.copy()
+        self.margin.clear(b=self.margin.b)
+        self._solve(start, side)
+
     def _solve_in_bulk(self, start: Array) -> Array | None:  # (capacity,)
         """Pivot from the sets of an approximate optimum. Returns None if solved, otherwise coefficients near the optimum.
 
         A few trades are enough, unless C times the kernel is large. If few coefficients are then inside their box, the sets
-        hardly depend on C, so the sets of a smaller C are found first. Otherwise more trades are made.
+        of a smaller C, which are almost the same, are found first. Otherwise more trades are made.
         """
         s = self.samples
         self.last_method, alpha, u = "solve", start, s.u.copy()
@@ -287,9 +289,9 @@ class PathSolver:
         )
 
     def _run_active_set(self, alpha: Array, b: float) -> OptimalityCheck:  # (capacity,)
-        """Use the active-set method from this start, and check its end."""
+        """Run the active-set method from this start, and check its end."""
         self.last_method, self.margin.watched = "fallback", None
-        if ActiveSet(self.samples, self.rows, self.margin, self.path, self.check_optimality).run(alpha, b):
+        if ActiveSet(self.path, self.check_optimality).run(alpha, b):
             self._recompute_rest()
             self._correct()
             return self.check_optimality()
@@ -351,8 +353,7 @@ class PathSolver:
         r[0] = float(s.y @ s.alpha)
         new = a - margin.times_R(r)
         within = np.clip(new, lower, upper)
-        # Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets.
-        if bool((np.abs(new - within)[1:] <= 1e-9 * upper[1:]).all()):
+        if bool((np.abs(new - within)[1:] <= 1e-9 * upper[1:]).all()):  # more means wrong sets
             a[:] = within
         np.clip(a, lower, upper, out=a)
         margin.write_alpha()
@@ -383,7 +384,7 @@ class PathSolver:
         if high < low and max(low, -high) <= 2.0 * (low - high):
             return  # the interval is one value and rounding, which differs between samples: b is there
         shift = 0.5 * (low + high) if low > -np.inf and high < np.inf else low if low > -np.inf else high
-        # Width, as a share of |b| + 1, of an interval for b that is one value and rounding: b is left where it is.
+        # An interval this narrow is one value and rounding: b is left where it is.
         narrow = 1e-9 * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
             self.margin.a[0] += shift
@@ -392,8 +393,7 @@ class PathSolver:
     def b_interval(self) -> tuple[float, float]:
         """Return how far b can move down and up while every sample stays on its side, if the margin set is empty."""
         s = self.samples
-        # t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
-        pull, at = s.y * s.side, -(s.y * s.g)
+        pull, at = s.y * s.side, -(s.y * s.g)  # the move is >= at where pull > 0, and <= at where it is < 0
         return float(at[pull > 0].max(initial=-np.inf)), float(at[pull < 0].min(initial=np.inf))
 
     def _recompute_rest(self) -> None:
@@ -413,8 +413,7 @@ class PathSolver:
         s, path = self.samples, self.path
         events, roundings = 1.0 + path.events - self._counted_events, path.roundings
         self._counted_events, path.roundings = path.events, 0.0
-        # Each event rounds rest_i once, and the product that is added to it once. Errors grow like the square root of the
-        # number of events. Coefficients that were large at some time have left large errors.
+        # Each event rounds rest_i once, and the product that is added to it once. Variances add up.
         s.rounding += events * (s.rest * s.rest + self._rest_before * self._rest_before) + roundings * s.root * s.root
         rounded = self.rounded_positions()
         if not len(rounded):
@@ -480,13 +479,6 @@ class PathSolver:
                 self.restore(before)
         return followed
 
-    def _solve_from_present_sets(self) -> None:
-        """Solve again, starting from the present sets. The rest of the state may be wrong."""
-        if self.samples.has_both_classes():
-            start = self._feasible_alpha()
-            self.margin.clear(b=self.margin.b)
-            self._solve(start, self.samples.side.copy())
-
     def polish(self) -> None:
         """Compute R and every g again, and take Newton steps."""
         if self.samples.has_both_classes():
@@ -528,6 +520,17 @@ class PathSolver:
         before.vectors[:, new], before.ids[new] = 0.0, -1
         with all_or_nothing(self, functools.partial(self.restore, before)):
             yield before
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Put everything back at the end, and report no event."""
+        before, callback = self.snapshot(), self.path.callback
+        self.path.callback = None
+        try:
+            yield
+        finally:
+            self.path.callback = callback
+            self.restore(before)
 
     def snapshot(self) -> Snapshot:
         """Copy the state."""

@@ -31,7 +31,10 @@ def approximate_optimum(
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
     K, y, u, near, left = TradedRows(rows, at), s.y[at], s.u[at], alpha[at], trades * len(at)
-    F = K.subtract_products(y.copy(), y * near)
+    F, v = y.copy(), y * near
+    for part in np.array_split(np.flatnonzero(v), 1 + np.count_nonzero(v) // 256):
+        block = K.kernel(part)
+        F -= v[part].astype(block.dtype) @ block
     # If the bounds are small, f differs little between samples.
     tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
     first, gap = 0.0, np.inf
@@ -68,8 +71,7 @@ class TradedRows:
         if self.factors is None:
             return self.source.values(self.at[these], self.at)
         left, right = self.factors
-        values: Array = (left[these] @ right).clamp_(max=0.0).exp_().numpy()
-        return values
+        return (left[these] @ right).clamp_(max=0.0).exp_().numpy()
 
     def row(self, i: int) -> Array:  # -> (n,)
         """Return row i, which is computed unless it is kept."""
@@ -82,15 +84,7 @@ class TradedRows:
             self.row_of[i], self.held[k] = k, i
         self.clock += 1
         self.used[k] = self.clock
-        found: Array = self.rows[k]
-        return found
-
-    def subtract_products(self, F: Array, v: Array) -> Array:  # (n,), (n,) -> (n,)
-        """F -= K v; returns F."""
-        for part in np.array_split(np.flatnonzero(v), 1 + np.count_nonzero(v) // 256):
-            K = self.kernel(part)
-            F -= v[part].astype(K.dtype) @ K
-        return F
+        return self.rows[k]
 
 
 def trade(
