@@ -21,8 +21,8 @@ def bordered(Q: Tensor, y: Tensor, S: Tensor) -> Tensor:  # (n, n), (n,), (s,) -
 def solution(K: Tensor, y: Tensor, side: Tensor, alpha: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return alpha (n,) and b () with their given values, differentiable in K (n, n).
 
-    y (n,): -1, +1; side (n,): +1 in R, -1 in E, 0 in S. Without margin vectors, b lies in an interval, and its derivative is that of the
-    middle of the interval, or of its only finite end.
+    y (n,): -1, +1; side (n,): +1 in R, -1 in E, 0 in S. Without margin vectors, b lies in an interval, and its derivative is
+    that of the middle of the interval, or of its only finite end.
 
     Example:
         >>> x = torch.tensor([[-1.0], [2.0]], dtype=torch.float64, requires_grad=True)
