@@ -112,7 +112,7 @@ class Service:
         readonly: bool = False,
         fingerprint: str | None = None,
     ):
-        self.outbox, self.key, self.readonly = outbox, key, readonly
+        self.outbox, self.key, self.readonly, self.fingerprint = outbox, key, readonly, fingerprint
         self.thread = ThreadPoolExecutor(1, "store")
         self.problems: dict[str, str] = {}  # by the id of a request, or by what was attempted
         self.metrics = CollectorRegistry()
@@ -177,8 +177,18 @@ class Service:
 
         return await asyncio.get_running_loop().run_in_executor(self.thread, work_and_publish)
 
+    @property
+    def needs_fingerprint(self) -> bool:
+        """True if the store belongs to a network and the service does not know whether clients use this network."""
+        return self.fingerprint is None and self.store.fingerprint is not None
+
     def learn(self, given: Samples, x: torch.Tensor) -> dict[str, int]:
         """Learn the samples that are not in the store yet, so that a client can safely repeat a call."""
+        if self.needs_fingerprint:
+            raise ValueError(
+                "this store accepts only features of its network: start the service with --fingerprint and the fingerprint "
+                "of the network that computes the features. Nothing was changed."
+            )
         event = Add(ids=given.ids, x=x, y=self.store.labels(given.labels), subject=given.subjects)
         new = self.store.without_held(event)
         learned = 0 if new is None else self.store.apply(new).samples
@@ -341,6 +351,9 @@ async def refuse_body(_: Request, error: Exception) -> JSONResponse:
 async def refuse(_: Request, error: Exception) -> JSONResponse:
     """Answer with the library's message and the HTTP status of the first matching error class."""
     status = next(status for kind, status in STATUS_OF_ERROR.items() if isinstance(error, kind))
+    if isinstance(error, SuppressedError):  # the library's message names its options, which a client does not have
+        said = "some of these samples were erased on request and stay erased: leave them out. Nothing was changed."
+        return JSONResponse({"detail": said, "erased": list(error.ids)}, status)
     return JSONResponse({"detail": str(error)}, status)
 
 
@@ -447,6 +460,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (StoreError, ValueError, OSError) as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
     now, does = service.published, "predictions only" if o.readonly else "learns and erases"
+    if service.needs_fingerprint and not o.readonly:
+        does = "erases, but cannot learn samples until you start it with --fingerprint"
     print(
         f"{o.store}: {counted(int(now.head.n), 'sample')}, {does}, at http://{o.host}:{o.port}",
         file=sys.stderr,

@@ -3,6 +3,7 @@
 Each error also derives from a suitable built-in error, so that e.g. ``except ValueError`` works as expected.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -127,7 +128,10 @@ class SuppressedError(TorchLSSVMError, ValueError):
     """An Add contains samples that were erased on request and are on the suppression list. Nothing was changed.
 
     Omit the samples, let the store skip them (``SampleStore(..., erased="skip")``), or allow their return (``store.readmit``).
+    ``ids`` lists the ids of these samples.
     """
+
+    ids: Sequence[str] = ()
 
 
 class SuppressedWarning(UserWarning):

@@ -74,6 +74,10 @@ def test_how_it_starts(
     line = said(*arguments, code=None)
     assert str(options["store"]) in line
     assert "http://127.0.0.1:8123" in line
+    assert "--fingerprint" not in line
+    SampleStore(tmp_path / "bound", head=LSSVMHead(3, 2, grid=8.0), fingerprint="network-1").close()
+    bound = [str(tmp_path / "bound"), *arguments[1:3]]
+    assert "--fingerprint" in said(*bound, code=None)
     monkeypatch.setenv("ERASURE_READER_TOKEN", "short")
     assert "16 characters" in said(*arguments, code=1)
 
@@ -113,6 +117,7 @@ def test_features_of_a_network_need_its_fingerprint(recipe: Any, options: dict[s
         with TestClient(make_app(recipe, options | {"fingerprint": fingerprint})) as client:
             answer = client.post("/samples", json=body, headers={"Authorization": f"Bearer {TOKENS['writer']}"})
             assert answer.status_code == status
+            assert status == 200 or "--fingerprint" in answer.json()["detail"]
 
 
 def test_a_service_that_cannot_start_releases_the_store(recipe: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -209,7 +214,8 @@ def test_learn_classify_relabel_erase_certify(client: TestClient, options: dict[
     erased = {name: values[:2] for name, values in SAMPLES.items()}
     back = client.post("/samples", json=erased, headers=bearer("writer"))
     assert back.status_code == 409
-    assert "erased on request" in back.json()["detail"]
+    assert back.json()["erased"] == ["visit-1", "visit-2"]
+    assert "--" not in back.json()["detail"]  # a client has no command line
     assert store.find(subject="customer-07") == []
     assert client.post("/erasures", json={"subject": "customer-07"}, headers=bearer("officer")).status_code == 404
     metrics = client.get("/metrics", headers=bearer("reader")).text
@@ -462,6 +468,21 @@ def test_an_erasure_that_fails_is_repeated(
     options["outbox"].with_name("unmounted").rename(options["outbox"])
     assert finished(client, request)["problem"] is None
     assert client.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_sigterm_lets_the_service_finish_its_erasures(filled: dict[str, Any]) -> None:
+    running = Process(filled)
+    try:
+        requests = [erase(running.client, f"person-{k}") for k in range(5)]
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(60)
+    finally:
+        running.kill()
+    with SampleStore(filled["store"], readonly=True) as store:
+        assert {store.requests.get(request).state for request in requests} == {"answered"}
+        assert len(store) == 3500
+    assert all((filled["outbox"] / f"{request}.certificate.json").exists() for request in requests)
 
 
 @pytest.mark.slow

@@ -358,11 +358,13 @@ class Suppression:
         if not left_out:
             return event, []
         if self.choice == "refuse":
-            raise SuppressedError(
+            error = SuppressedError(
                 f"{len(left_out)} of {len(out)} samples were erased on request and stay erased, the first is {left_out[0]!r}. "
                 "Leave them out, or let them be skipped (--erased skip, erased='skip'). torchlssvm readmit allows a lawful "
                 "return. Nothing was changed."
             )
+            error.ids = left_out
+            raise error
         keep = [k for k, gone in enumerate(out) if not gone]
         if not keep:
             return None, left_out
