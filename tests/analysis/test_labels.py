@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import FixedPoint, LSSVMHead, attach
 from torchlssvm.analysis.label_errors import find_label_errors, from_scores
 from torchlssvm.errors import RemovalError
 from torchlssvm.events import Add, Relabel, from_primitives, to_primitives
@@ -151,6 +151,17 @@ def test_a_proposal_for_several_labels_never_overwrites_newer_ones(tmp_path) -> 
             store.apply(event)
         store.apply(Relabel(ids=[row], y=given[row : row + 1]))
         assert store.apply(event).applied
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_classifier_is_told_what_to_call(tmp_path, stored) -> None:
+    clf = attach(torch.nn.Identity(), 3, in_features=5, store=tmp_path / "s" if stored else None)
+    x, y = torch.randn(30, 5), torch.arange(30) % 3
+    clf.add(x, y, **({"ids": range(30)} if stored else {}))
+    with pytest.raises(TypeError, match=r"clf\.store\.label_errors" if stored else r"clf\.head, clf\.features"):
+        find_label_errors(clf, x, y)
+    direct = clf.store.label_errors() if stored else find_label_errors(clf.head, clf.features(x), y)
+    assert len(direct.order) == 30
 
 
 def test_bad_input(digits) -> None:

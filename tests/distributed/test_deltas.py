@@ -137,6 +137,18 @@ def test_removals_that_cannot_be(how):
     assert master.digest() == before
 
 
+def test_classifiers_exchange_deltas():
+    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    whole, one, other = (attach(torch.nn.Identity(), 2, in_features=4, grid=FixedPoint(8.0)) for _ in range(3))
+    whole.add(x, y), one.add(x[:20], y[:20]), other.add(x[20:], y[20:])
+    before = one.head.digest()
+    with pytest.raises(TypeError, match=r"Delta\.take\(other\)"):
+        merge(one, other)
+    assert one.head.digest() == before
+    merge(one, Delta.take(other))
+    assert one.head.digest() == whole.head.digest()
+
+
 def test_merge_names_what_is_no_delta():
     master = batch(range(9))
     for other in (batch(range(9, 12)), "site.delta"):

@@ -37,6 +37,19 @@ def store(tmp_path: Path) -> SampleStore:
     return made
 
 
+def test_the_history_prints_short_lines_without_hashes(store: SampleStore) -> None:
+    with store as opened:
+        opened.apply(Remove(ids=IDS[:2]))
+        for entry in opened.history():
+            shown = repr(entry)
+            assert len(shown) < 300
+            assert "\n" not in shown
+            assert not any(
+                repr(part) in shown or part.hex() in shown for part in [*entry.commitment_bytes, entry.chain]
+            )
+            assert (entry.kind in shown, repr(entry.time) in shown, str(entry.position) in shown) == (True, True, True)
+
+
 # -- a calibration that is kept ------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.linear_head import targets_of
 
@@ -165,6 +166,13 @@ def find_label_errors(
         lift: number of random features (:class:`~torchlssvm.features.RandomReLU`) of x to rank on; x must then contain all
             samples. With many classes and few features, 2,000 random features find more errors.
     """
+    if isinstance(head, AttachedClassifier):
+        of_store = (
+            "clf.store.label_errors()" if head.store is not None else "find_label_errors(clf.head, clf.features(X), y)"
+        )
+        raise TypeError(
+            f"find_label_errors takes a head and its features, got a classifier of attach(): call {of_store}"
+        )
     if lift is not None:
         x = checks.as_tensor(x, "x", head.device)
         lifted = RandomReLU(head.in_features, lift, device=head.device)(x)

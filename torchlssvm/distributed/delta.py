@@ -303,11 +303,15 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     The changes are pending until the next :func:`sync`, if there is one. Raises RemovalError if no set of samples has the
     resulting sums, and ValueError if shape, grid or fingerprint differ or a delta was merged before.
     """
-    strange = next((delta for delta in deltas if not isinstance(delta, Delta)), None)
+    strange: Any = next((delta for delta in deltas if not isinstance(delta, Delta)), None)
     if strange is not None:
-        raise TypeError(
-            f"merge takes deltas, got a {type(strange).__name__}: Delta.load(file), or head.merge(other_head)"
-        )
+        if isinstance(strange, AttachedClassifier):
+            other = "another classifier: pass Delta.take(other), or call clf.head.merge(other.head)"
+        else:
+            other = (
+                f"{type(strange).__name__}: pass Delta.take(other) or Delta.load(file), or call head.merge(other_head)"
+            )
+        raise TypeError(f"merge takes deltas, got {other}")
     with locked(target, *sources(*deltas)):
         head, mine = head_of(target), fingerprint_of(target, fingerprint)
         head._refuse_in_store("hold the samples themselves: add them by store.apply(Add(...))")

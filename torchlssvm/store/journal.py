@@ -48,7 +48,7 @@ def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
     return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Entry:
     """One event as recorded in the journal."""
 
@@ -60,6 +60,13 @@ class Entry:
     commitments: bytes
     mac: bytes | None
     chain: bytes
+
+    def __repr__(self) -> str:
+        """Show everything but the commitments and hashes, which take a line for each sample."""
+        return (
+            f"Entry(position={self.position}, event_id={self.event_id!r}, kind={self.kind!r}, time={self.time!r}, "
+            f"samples={self.samples})"
+        )
 
     def link(self, previous: bytes) -> bytes:
         """Return the chain hash of this entry, given the hash of the previous entry."""
