@@ -385,6 +385,35 @@ def test_margin_classifier_is_linear_svc_and_unlearns_exactly() -> None:
         MarginClassifier(alphas="path", selection="gcv").fit(X, names)
 
 
+@pytest.mark.parametrize("estimator", [LSSVMClassifier(rho=1.0), MarginClassifier(1.0), LSSVMRegressor(rho=1.0)])
+def test_rows_that_were_not_transformed_are_refused_with_the_remedy(estimator) -> None:
+    X, y = load_iris(return_X_y=True)
+    pipe = make_pipeline(StandardScaler(), estimator).fit(X, y)
+    digest = pipe[-1].head_.digest()
+    with pytest.raises(RemovalError, match=r"pipe\[:-1\]\.transform"):
+        pipe[-1].partial_unfit(X[:3], y[:3])
+    assert pipe[-1].head_.digest() == digest
+    pipe[-1].partial_unfit(pipe[:-1].transform(X[:3]), y[:3])
+    assert pipe[-1].head_.n == 147
+
+
+def test_an_unknown_label_is_refused_in_plain_python() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    for model in (LSSVMClassifier(rho=1.0), MarginClassifier(1.0)):
+        model.fit(X, names)
+        digest = model.head_.digest()
+        with pytest.raises(RemovalError, match="'rose'") as removal:
+            model.partial_unfit(X[:2], ["setosa", "rose"])
+        with pytest.raises(ValueError, match=r"'rose'.*partial_fit") as addition:
+            model.partial_fit(X[:2], ["setosa", "rose"])
+        assert not isinstance(addition.value, RemovalError)
+        assert "partial_fit" not in str(removal.value)
+        for text in (str(removal.value), str(addition.value)):
+            assert not any(word in text for word in ("np.", "array(", "dtype"))
+        assert model.head_.digest() == digest
+
+
 def test_rho_is_chosen_by_default_and_again_after_each_change() -> None:
     X, y = load_breast_cancer(return_X_y=True)
     model = LSSVMClassifier().fit(X[:300], y[:300])

@@ -12,9 +12,13 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.wording import listed
 
 NUMPY_FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
+
+NAME_CLASSES = "name all classes in the first call, partial_fit(X, y, classes=...)"
+"""What to do about an unknown label of a sample to learn."""
 
 
 class Classifier(ClassifierMixin):
@@ -24,7 +28,9 @@ class Classifier(ClassifierMixin):
     _indicator: bool = False
     """True if samples have several labels, given as an array (n, K) of 0 and 1. ``classes_`` are then 0, 1, ..., K - 1."""
 
-    def _encode(self, y: Any) -> Array:
+    def _encode(
+        self, y: Any, refusal: type[ValueError] = ValueError, advice: str = "no sample was learned with this label"
+    ) -> Array:
         if self._indicator:
             given = torch.from_numpy(np.ascontiguousarray(y))
             labels, _ = checks.targets(given, given, len(self.classes_), "multilabel")
@@ -34,10 +40,9 @@ class Classifier(ClassifierMixin):
         index = np.clip(index, 0, len(self.classes_) - 1)
         unknown = self.classes_[index] != y
         if np.any(unknown):
-            raise ValueError(
-                f"y holds {np.asarray(y)[unknown][0]!r}, which is not among classes {self.classes_!r}: name all "
-                "classes in the first call, partial_fit(X, y, classes=...)"
-            )
+            label, *_ = np.asarray(y)[unknown].tolist()
+            classes = listed([repr(name) for name in self.classes_.tolist()])
+            raise refusal(f"y holds {label!r}, which is not among classes {classes}: {advice}. Nothing was changed.")
         encoded: Array = index.astype(np.int64)
         return encoded
 

@@ -19,7 +19,7 @@ from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.calibration import fit as fit_calibration
 from torchlssvm.linear.linear_head import check_class_weight
-from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
+from torchlssvm.sklearn.common import NAME_CLASSES, NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.svm import IncrementalSVM
 
 FOLDS = 5
@@ -71,7 +71,7 @@ class KernelClassifier(Classifier, BaseEstimator):
                 weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
             if first:
                 self._learn_classes(y if classes is None else classes, weight if classes is None else None)
-            index = self._encode(y)
+            index = self._encode(y, advice=NAME_CLASSES)
             if weight is not None:  # samples of weight zero are ignored
                 X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
             held = np.zeros(0, dtype=np.int64) if first else self._labels

@@ -29,8 +29,11 @@ from torchlssvm.linear.discriminant_rule import (
     is_masked,
 )
 from torchlssvm.linear.linear_head import refuse_for_targets
-from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
+from torchlssvm.sklearn.common import NAME_CLASSES, NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.sklearn.dual_head import DualHead
+
+AS_LEARNED = "Pass each row as it was learned: behind the steps of a pipeline, it is pipe[:-1].transform(X)."
+"""What to do if a row to remove is not held."""
 
 MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
 """Up to this many classes and features, the default is one against one. At the limit, this takes 45 solves with 512 features,
@@ -79,7 +82,7 @@ class LinearEstimator(BaseEstimator):
         def _start_outputs(self, y: Array, weight: Any) -> int:
             """Learn the classes or targets of the first samples, and return the number of outputs."""
 
-        def _targets(self, y: Array) -> Array:
+        def _targets(self, y: Array, removes: bool = False) -> Array:
             """Labels or targets as a head takes them."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -121,13 +124,20 @@ class LinearEstimator(BaseEstimator):
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         weight = self._check_weight(sample_weight, X)
-        self._remove(X, self._targets(y), weight)
+        self._remove(X, self._targets(y, removes=True), weight)
         self._judge_sums()
         return self
 
     def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
         """Unlearn checked samples, all or none."""
-        self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
+        try:
+            self.head_.remove(self._rows(X), self._here(y), weight=self._tensor(weight))
+        except RemovalError as error:
+            raise RemovalError(f"{self._explained(error)} {AS_LEARNED}") from error
+
+    def _explained(self, error: RemovalError) -> str:
+        """The reason of a refused removal."""
+        return str(error)
 
     def _is_dual(self, X: Any) -> bool:
         """True if there are fewer samples than features and a DualHead supports all options."""
@@ -298,25 +308,19 @@ class LinearClassifier(Classifier, LinearEstimator):
         self._learn_classes(y, weight)
         return len(self.classes_)
 
-    def _targets(self, y: Array) -> Array:
-        return self._encode(y)
+    def _targets(self, y: Array, removes: bool = False) -> Array:
+        return self._encode(y, RemovalError) if removes else self._encode(y, advice=NAME_CLASSES)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none. In the first call, pass all ``classes``, or at least two of them in y."""
         self._learn_more(X, y, classes, sample_weight)
         return self
 
-    def _remove(self, X: Any, y: Array, weight: Array | None) -> None:
-        try:
-            super()._remove(X, y, weight)
-        except RemovalError as error:
-            if error.label is None:
-                raise
-            held = "" if error.held_label is None else f" (it is held with label {self.classes_[error.held_label]!s})"
-            label = self.classes_[error.label]
-            raise RemovalError(
-                f"row {error.row} is not held with label {label!s}{held}. Nothing was changed."
-            ) from error
+    def _explained(self, error: RemovalError) -> str:
+        if error.label is None:
+            return str(error)
+        held = "" if error.held_label is None else f" (it is held with label {self.classes_[error.held_label]!s})"
+        return f"row {error.row} is not held with label {self.classes_[error.label]!s}{held}. Nothing was changed."
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Calibrate the probabilities again after ``partial_fit`` or ``partial_unfit``. Pass all samples X (n, J), y (n,).
@@ -597,7 +601,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     def _start_outputs(self, y: Array, weight: Any) -> int:
         return int(y.shape[1])
 
-    def _targets(self, y: Array) -> Array:
+    def _targets(self, y: Array, removes: bool = False) -> Array:
         return y
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
